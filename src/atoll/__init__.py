@@ -1,0 +1,20 @@
+"""Atoll: one model over many islands. The public names load on first use, so that `import atoll` stays light."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from atoll.cluster.app import App as App
+
+__version__ = "0.1.0"
+__all__ = ["App", "__version__"]
+
+_LAZY = {"App": "atoll.cluster.app"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'atoll' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)

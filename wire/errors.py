@@ -1,0 +1,236 @@
+"""One tree of errors, ours and theirs, and the form in which a refusal reaches the peer.
+
+::
+
+    AtollError
+    |-- ConfigError          a file, an option or a job says something we cannot do        (ours, exit 2)
+    |-- LocalError           this machine cannot do it: disk, port, device, identity       (ours, exit 3)
+    |   |-- IdentityError    keys or certificates missing, expired, unreadable
+    |   |-- DiskFull
+    |   |-- PortInUse
+    |   `-- DeviceMissing
+    `-- RemoteError          one end of a connection refuses what the other sent           (theirs, exit 4)
+        |-- Malformed        bytes that are not what they claim to be           INVALID_ARGUMENT
+        |   |-- BadManifest
+        |   |-- BadFrame
+        |   `-- BadUpdate    schema, value, weight or metric out of bounds
+        |-- TooLarge         over a stated limit                                RESOURCE_EXHAUSTED
+        |-- Stranger         no valid identity, or another than claimed         UNAUTHENTICATED
+        |   `-- BadToken
+        |-- NotAllowed       known, but the role or cohort does not permit it   PERMISSION_DENIED
+        |   `-- PolicyRefused  a site's own policy says no
+        |-- Unknown          no such run, version, site, app                    NOT_FOUND
+        |-- Stale            an old round, attempt, version or grant            FAILED_PRECONDITION
+        |-- AppFailed        the user's code raised                             ABORTED
+        |-- TooFewSites      a bounded wait ended without enough sites          DEADLINE_EXCEEDED
+        |-- Incompatible     no protocol version in common                      UNIMPLEMENTED
+        `-- Unavailable      the peer is going down or busy: try again          UNAVAILABLE
+
+A message says what, which site and round, the value, the bound, and what to do.
+"""
+
+from __future__ import annotations
+
+import grpc
+
+from atoll.wire import errors_pb2
+
+MESSAGE_CHARACTERS = 2000  # a screenful; longer texts are cut, since they may carry what an app printed
+VALUE_CHARACTERS = 200
+
+
+class AtollError(Exception):
+    """Root of all errors that Atoll raises on purpose. `exit_code` is what the command line returns."""
+
+    exit_code = 1
+
+
+class ConfigError(AtollError):
+    """A setting that cannot be used: names the key, the value and what is wanted."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, key: str = "", value: str = "", bound: str = "") -> None:
+        super().__init__(message)
+        self.key, self.value, self.bound = key, value, bound
+
+
+class LocalError(AtollError):
+    """This machine cannot do it."""
+
+    exit_code = 3
+
+
+class IdentityError(LocalError):
+    """Keys or certificates are missing, expired or unreadable."""
+
+
+class DiskFull(LocalError):
+    """No room for a file that must be durable."""
+
+
+class PortInUse(LocalError):
+    """Another process listens on the address."""
+
+
+class DeviceMissing(LocalError):
+    """The requested accelerator is not there."""
+
+
+class RemoteError(AtollError):
+    """One end of a connection refuses what the other sent."""
+
+    exit_code = 4
+    status: grpc.StatusCode = grpc.StatusCode.UNKNOWN
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        site: str = "",
+        run: str = "",
+        round: int = 0,
+        field: str = "",
+        value: object = "",
+        bound: object = "",
+    ) -> None:
+        super().__init__(message[:MESSAGE_CHARACTERS])
+        self.site, self.run, self.round, self.field = site, run, round, field
+        self.value, self.bound = str(value)[:VALUE_CHARACTERS], str(bound)[:VALUE_CHARACTERS]
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0])
+
+
+class Malformed(RemoteError):
+    """Bytes that are not what they claim to be."""
+
+    status = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class BadManifest(Malformed):
+    """A manifest that breaks its rules, or differs from the run's."""
+
+
+class BadFrame(Malformed):
+    """A tensor frame that is truncated, corrupted or out of place."""
+
+
+class BadUpdate(Malformed):
+    """An update whose schema, values, weight or metrics are out of bounds."""
+
+
+class TooLarge(RemoteError):
+    """Over a stated limit."""
+
+    status = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class Stranger(RemoteError):
+    """No valid identity, or another than the one claimed."""
+
+    status = grpc.StatusCode.UNAUTHENTICATED
+
+
+class BadToken(Stranger):
+    """An enrolment token that is wrong, used, expired or for another name."""
+
+
+class NotAllowed(RemoteError):
+    """The caller is known, but its role or the cohort does not permit this."""
+
+    status = grpc.StatusCode.PERMISSION_DENIED
+
+
+class PolicyRefused(NotAllowed):
+    """A site's own policy says no."""
+
+
+class Unknown(RemoteError):
+    """No such run, version, site or app."""
+
+    status = grpc.StatusCode.NOT_FOUND
+
+
+class Stale(RemoteError):
+    """Belongs to an old round, attempt, version or grant."""
+
+    status = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class AppFailed(RemoteError):
+    """The user's code raised, or could not be imported."""
+
+    status = grpc.StatusCode.ABORTED
+
+
+class TooFewSites(RemoteError):
+    """A bounded wait ended without enough sites."""
+
+    status = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class Incompatible(RemoteError):
+    """The two ends have no protocol version in common."""
+
+    status = grpc.StatusCode.UNIMPLEMENTED
+
+
+class Unavailable(RemoteError):
+    """The peer is going down, unreachable or busy; trying again later is right."""
+
+    status = grpc.StatusCode.UNAVAILABLE
+
+
+def _tree(root: type[RemoteError]) -> dict[str, type[RemoteError]]:
+    found = {root.__name__: root}
+    for child in root.__subclasses__():
+        found.update(_tree(child))
+    return found
+
+
+KINDS: dict[str, type[RemoteError]] = _tree(RemoteError)
+METADATA_KEY = "atoll-error-bin"  # trailing metadata that carries a serialised ErrorDetail
+
+
+def to_detail(error: RemoteError) -> errors_pb2.ErrorDetail:
+    """The form of `error` that travels."""
+    return errors_pb2.ErrorDetail(
+        kind=type(error).__name__,
+        message=error.message,
+        site=error.site,
+        run=error.run,
+        round=error.round,
+        field=error.field,
+        value=error.value,
+        bound=error.bound,
+    )
+
+
+def from_detail(detail: errors_pb2.ErrorDetail) -> RemoteError:
+    """The error that a peer sent; a kind that this version does not know becomes a RemoteError."""
+    kind = KINDS.get(detail.kind, RemoteError)
+    return kind(
+        detail.message,
+        site=detail.site,
+        run=detail.run,
+        round=detail.round,
+        field=detail.field,
+        value=detail.value,
+        bound=detail.bound,
+    )
+
+
+def from_rpc(error: grpc.RpcError | grpc.aio.AioRpcError) -> RemoteError:
+    """The error behind a failed call: the peer's own where it sent one, else one by gRPC status."""
+    metadata = error.trailing_metadata() if isinstance(error, grpc.aio.AioRpcError) else ()
+    if not metadata and callable(getattr(error, "trailing_metadata", None)):
+        metadata = error.trailing_metadata() or ()
+    for key, value in metadata:
+        if key == METADATA_KEY and isinstance(value, bytes):
+            return from_detail(errors_pb2.ErrorDetail.FromString(value))
+    code = error.code() if callable(getattr(error, "code", None)) else grpc.StatusCode.UNKNOWN
+    text = error.details() if callable(getattr(error, "details", None)) else str(error)
+    kind = next((k for k in RemoteError.__subclasses__() if k.status is code), RemoteError)
+    return kind(text or str(code))
