@@ -26,7 +26,7 @@ from atoll.wire import control_pb2 as atoll_dot_wire_dot_control__pb2
 from atoll.wire import members_pb2 as atoll_dot_wire_dot_members__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x61toll/wire/admin.proto\x12\natoll.wire\x1a\x18\x61toll/wire/control.proto\x1a\x18\x61toll/wire/members.proto\"O\n\nAddRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0corganisation\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x0f\n\x07valid_s\x18\x04 \x01(\r\"\x19\n\x08\x41\x64\x64Reply\x12\r\n\x05token\x18\x01 \x01(\t\"\x10\n\x0ePendingRequest\"s\n\x0cPendingReply\x12-\n\x07\x63urrent\x18\x01 \x01(\x0b\x32\x1c.atoll.wire.SignedMemberList\x12#\n\x07pending\x18\x02 \x03(\x0b\x32\x12.atoll.wire.Member\x12\x0f\n\x07revoked\x18\x03 \x03(\t\"\x1f\n\x0cPublishReply\x12\x0f\n\x07version\x18\x01 \x01(\x04\"\x1d\n\rRevokeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\r\n\x0bRevokeReply\"\x0e\n\x0cSitesRequest\"2\n\nSitesReply\x12$\n\x05sites\x18\x01 \x03(\x0b\x32\x15.atoll.wire.SiteState\"\xd8\x01\n\tSiteState\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x14\n\x0corganisation\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x11\n\tconnected\x18\x04 \x01(\x08\x12\x19\n\x11last_heard_unix_s\x18\x05 \x01(\x01\x12&\n\x08\x63\x61pacity\x18\x06 \x01(\x0b\x32\x14.atoll.wire.Capacity\x12\x0c\n\x04runs\x18\x07 \x03(\t\x12\"\n\x1a\x63\x65rtificate_expires_unix_s\x18\x08 \x01(\x01\x12\x10\n\x08software\x18\t \x01(\t2\xc7\x02\n\x05\x41\x64min\x12\x33\n\x03\x41\x64\x64\x12\x16.atoll.wire.AddRequest\x1a\x14.atoll.wire.AddReply\x12\x46\n\x0ePendingMembers\x12\x1a.atoll.wire.PendingRequest\x1a\x18.atoll.wire.PendingReply\x12H\n\x0ePublishMembers\x12\x1c.atoll.wire.SignedMemberList\x1a\x18.atoll.wire.PublishReply\x12<\n\x06Revoke\x12\x19.atoll.wire.RevokeRequest\x1a\x17.atoll.wire.RevokeReply\x12\x39\n\x05Sites\x12\x18.atoll.wire.SitesRequest\x1a\x16.atoll.wire.SitesReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x61toll/wire/admin.proto\x12\natoll.wire\x1a\x18\x61toll/wire/control.proto\x1a\x18\x61toll/wire/members.proto\"O\n\nAddRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0corganisation\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x0f\n\x07valid_s\x18\x04 \x01(\r\"\x19\n\x08\x41\x64\x64Reply\x12\r\n\x05token\x18\x01 \x01(\t\"\x10\n\x0ePendingRequest\"s\n\x0cPendingReply\x12-\n\x07\x63urrent\x18\x01 \x01(\x0b\x32\x1c.atoll.wire.SignedMemberList\x12#\n\x07pending\x18\x02 \x03(\x0b\x32\x12.atoll.wire.Member\x12\x0f\n\x07revoked\x18\x03 \x03(\t\"\x1f\n\x0cPublishReply\x12\x0f\n\x07version\x18\x01 \x01(\x04\"\x1d\n\rRevokeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\r\n\x0bRevokeReply\"\x0e\n\x0cSitesRequest\"I\n\nSitesReply\x12$\n\x05sites\x18\x01 \x03(\x0b\x32\x15.atoll.wire.SiteState\x12\x15\n\rserver_unix_s\x18\x02 \x01(\x01\"\xd8\x01\n\tSiteState\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x14\n\x0corganisation\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x11\n\tconnected\x18\x04 \x01(\x08\x12\x19\n\x11last_heard_unix_s\x18\x05 \x01(\x01\x12&\n\x08\x63\x61pacity\x18\x06 \x01(\x0b\x32\x14.atoll.wire.Capacity\x12\x0c\n\x04runs\x18\x07 \x03(\t\x12\"\n\x1a\x63\x65rtificate_expires_unix_s\x18\x08 \x01(\x01\x12\x10\n\x08software\x18\t \x01(\t2\xc7\x02\n\x05\x41\x64min\x12\x33\n\x03\x41\x64\x64\x12\x16.atoll.wire.AddRequest\x1a\x14.atoll.wire.AddReply\x12\x46\n\x0ePendingMembers\x12\x1a.atoll.wire.PendingRequest\x1a\x18.atoll.wire.PendingReply\x12H\n\x0ePublishMembers\x12\x1c.atoll.wire.SignedMemberList\x1a\x18.atoll.wire.PublishReply\x12<\n\x06Revoke\x12\x19.atoll.wire.RevokeRequest\x1a\x17.atoll.wire.RevokeReply\x12\x39\n\x05Sites\x12\x18.atoll.wire.SitesRequest\x1a\x16.atoll.wire.SitesReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,9 +50,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SITESREQUEST']._serialized_start=412
   _globals['_SITESREQUEST']._serialized_end=426
   _globals['_SITESREPLY']._serialized_start=428
-  _globals['_SITESREPLY']._serialized_end=478
-  _globals['_SITESTATE']._serialized_start=481
-  _globals['_SITESTATE']._serialized_end=697
-  _globals['_ADMIN']._serialized_start=700
-  _globals['_ADMIN']._serialized_end=1027
+  _globals['_SITESREPLY']._serialized_end=501
+  _globals['_SITESTATE']._serialized_start=504
+  _globals['_SITESTATE']._serialized_end=720
+  _globals['_ADMIN']._serialized_start=723
+  _globals['_ADMIN']._serialized_end=1050
 # @@protoc_insertion_point(module_scope)

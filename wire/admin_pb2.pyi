@@ -61,10 +61,12 @@ class SitesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class SitesReply(_message.Message):
-    __slots__ = ("sites",)
+    __slots__ = ("sites", "server_unix_s")
     SITES_FIELD_NUMBER: _ClassVar[int]
+    SERVER_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     sites: _containers.RepeatedCompositeFieldContainer[SiteState]
-    def __init__(self, sites: _Optional[_Iterable[_Union[SiteState, _Mapping]]] = ...) -> None: ...
+    server_unix_s: float
+    def __init__(self, sites: _Optional[_Iterable[_Union[SiteState, _Mapping]]] = ..., server_unix_s: _Optional[float] = ...) -> None: ...
 
 class SiteState(_message.Message):
     __slots__ = ("site", "organisation", "state", "connected", "last_heard_unix_s", "capacity", "runs", "certificate_expires_unix_s", "software")
