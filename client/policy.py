@@ -1,0 +1,207 @@
+"""What this site consents to: `policy.toml`, a file of the site's administrator that the server cannot overrule.
+
+Invariant: a run is refused unless the file says yes on every count, and the file is read before anything of the run
+is imported or opened. No file means no to everything; so does a key that is absent, wherever a key grants something.
+The file is read again for each offer, so a change holds from the next one on, without a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, ValidationError
+
+from atoll.wire.errors import ConfigError, PolicyRefused
+from atoll.wire.job import Job, Strict, explain, read_toml
+
+ANYBODY = "*"
+Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class AllowedApp(Strict):
+    """One app that may see this site's data."""
+
+    name: str = Field(min_length=1, max_length=63)
+    hash: Hash | Literal["any-installed"]  # "any-installed": whatever version the administrator installs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a server asks for, as far as a policy judges it."""
+
+    run: str
+    app: str
+    app_hash: str  # SHA-256, hex
+    num_rounds: int
+    num_sites: int
+    submitted_by: str
+    zones: tuple[str, ...]  # trust zones in which the job would connect sites directly
+
+
+class Policy(Strict):
+    """A whole `policy.toml`. The defaults of what grants are nothing; of what limits, the careful side."""
+
+    allowed_apps: tuple[AllowedApp, ...] = ()
+    researchers: tuple[str, ...] = ()  # names, or "*" for whoever the federation has enrolled
+    min_cohort: int = Field(default=3, ge=1)  # sites: below three, one can compute what another sent
+    max_rounds: int = Field(default=100, ge=1)
+    zones: tuple[str, ...] = ()
+
+    def check(self, request: Request, *, site: str) -> None:
+        """Return if this site takes part in `request`.
+
+        Raises:
+            PolicyRefused: it does not; `field` is the key of the policy that decided.
+        """
+        for reason in (
+            self._app(request),
+            self._researcher(request),
+            self._cohort(request),
+            self._rounds(request),
+            self._zones(request),
+        ):
+            if reason is not None:
+                raise PolicyRefused(
+                    f"policy of site {site}: {reason.text}",
+                    site=site,
+                    run=request.run,
+                    field=reason.key,
+                    value=reason.value,
+                    bound=reason.bound,
+                )
+
+    def _app(self, request: Request) -> _Reason | None:
+        named = [app for app in self.allowed_apps if app.name == request.app]
+        if not named:
+            text = f"app {request.app!r} is not in allowed_apps; the site's administrator has to add it"
+            return _Reason("allowed_apps", text, request.app, ", ".join(app.name for app in self.allowed_apps))
+        if any(app.hash in ("any-installed", request.app_hash) for app in named):
+            return None
+        hashes = ", ".join(app.hash for app in named)
+        text = (
+            f"app {request.app!r} is allowed with hash {hashes}, the run wants {request.app_hash}; "
+            "the administrator has to look at that version and allow its hash"
+        )
+        return _Reason("allowed_apps", text, request.app_hash, hashes)
+
+    def _researcher(self, request: Request) -> _Reason | None:
+        if ANYBODY in self.researchers or request.submitted_by in self.researchers:
+            return None
+        text = f"runs of {request.submitted_by!r} are not allowed; the administrator has to add the name to researchers"
+        return _Reason("researchers", text, request.submitted_by, ", ".join(self.researchers))
+
+    def _cohort(self, request: Request) -> _Reason | None:
+        if request.num_sites >= self.min_cohort:
+            return None
+        text = f"the run asks {request.num_sites} sites, min_cohort is {self.min_cohort}; submit it to more sites"
+        return _Reason("min_cohort", text, request.num_sites, self.min_cohort)
+
+    def _rounds(self, request: Request) -> _Reason | None:
+        if request.num_rounds <= self.max_rounds:
+            return None
+        text = f"the run has {request.num_rounds} rounds, max_rounds is {self.max_rounds}"
+        return _Reason("max_rounds", text, request.num_rounds, self.max_rounds)
+
+    def _zones(self, request: Request) -> _Reason | None:
+        for zone in request.zones:
+            if zone not in self.zones:
+                text = f"the run would connect sites directly in zone {zone!r}, which is not in zones"
+                return _Reason("zones", text, zone, ", ".join(self.zones))
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Reason:
+    key: str
+    text: str
+    value: object
+    bound: object
+
+
+def zones_of(job: Job) -> tuple[str, ...]:
+    """Trust zones that a job names, at any depth of its schedule's options."""
+    schedule = job.strategy.schedule
+    return tuple(sorted(set(_zones_in(schedule.options)))) if schedule is not None else ()
+
+
+def _zones_in(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key in ("zone", "zones"):
+                yield from (str(name) for name in (inner if isinstance(inner, list) else [inner]))
+            else:
+                yield from _zones_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _zones_in(inner)
+
+
+def load_policy(path: Path) -> Policy:
+    """The policy in `path`; one that allows nothing where there is no such file.
+
+    Raises:
+        ConfigError: the file is there and cannot be understood. Nothing may be allowed then either.
+    """
+    if not path.exists():
+        return Policy()
+    table = read_toml(path)
+    try:
+        return Policy.model_validate(table)
+    except ValidationError as error:
+        raise explain(error, Policy, str(path)) from None
+
+
+def check_request(path: Path, request: Request, *, site: str) -> None:
+    """Return if the policy in `path` lets `site` take part in `request`.
+
+    Raises:
+        PolicyRefused: it does not, or there is no policy, or it cannot be understood.
+    """
+    if not path.exists():
+        raise PolicyRefused(
+            f"site {site} has no policy, so it takes part in nothing; its administrator has to write policy.toml",
+            site=site,
+            run=request.run,
+            field="policy.toml",
+            value="absent",
+        )
+    try:
+        policy = load_policy(path)
+    except ConfigError as error:
+        # The text of the file is the site's own business: only the key leaves.
+        raise PolicyRefused(
+            f"the policy of site {site} has a fault, so everything is refused until its administrator has mended it",
+            site=site,
+            run=request.run,
+            field=error.key or "policy.toml",
+        ) from error
+    policy.check(request, site=site)
+
+
+STARTER_POLICY = """\
+# What this site consents to. The agent reads this file before it opens data or imports an app, for each run anew;
+# the server cannot overrule it. As written here, it allows nothing: every run is refused.
+
+# Apps that may see this site's data. One entry for each:
+#   name  as in [apps.NAME] of site.toml
+#   hash  SHA-256 of the version that you have looked at, as `atoll site status` prints it; another version is refused.
+#         "any-installed" takes whatever version is installed on this machine.
+# allowed_apps = [{ name = "digits", hash = "any-installed" }]
+allowed_apps = []
+
+# Researchers whose runs are taken, by name. ["*"] takes everybody whom the federation has enrolled.
+researchers = []
+
+# Fewest sites that a run must ask. Below three, one site can compute what another has sent.
+min_cohort = 3
+
+# Most rounds that a run may have: each round tells a little more about the data.
+max_rounds = 100
+
+# Trust zones in which this site may exchange gradients with other sites directly, without the server between.
+# Members of a zone see each other's gradients. Empty: never.
+zones = []
+"""

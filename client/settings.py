@@ -1,0 +1,138 @@
+"""A site's settings: `site.toml` as one frozen model; a key that it does not know is an error naming the nearest.
+
+Apps and data are named here, where they run: a job only says their names, so nothing that comes over the wire can
+choose what is imported or opened.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, field_validator
+
+from atoll.wire.errors import ConfigError
+from atoll.wire.job import Strict, explain, read_toml
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+NUM_LABELS = 32  # as wire/control.proto bounds them
+LABEL_CHARACTERS = 63
+
+
+class SiteSection(Strict):
+    """`[site]`: who this is and where its server is."""
+
+    name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
+    server: str | None = Field(default=None, pattern=r"^\S+:\d{1,5}$")  # host:port; absent: as the token said
+    plaintext: bool = False  # development only, loopback only, and the server must say the same
+
+
+class AppSection(Strict):
+    """`[apps.NAME]`: an installed distribution and its entry point in the group `atoll.apps`."""
+
+    distribution: str = Field(min_length=1, max_length=128)
+    entry_point: str = Field(min_length=1, max_length=128)
+
+
+class ScriptSection(Strict):
+    """`[scripts.NAME]`: a script that joins a run by itself."""
+
+    path: Path
+
+
+class CapacitySection(Strict):
+    """`[capacity]`: what the server may plan with."""
+
+    runs_at_once: int = Field(default=1, ge=1, le=64)
+    labels: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("labels")
+    @classmethod
+    def _bounded(cls, labels: dict[str, str]) -> dict[str, str]:
+        if len(labels) > NUM_LABELS:
+            raise ValueError(f"at most {NUM_LABELS} labels")
+        if any(len(text) > LABEL_CHARACTERS for pair in labels.items() for text in pair):
+            raise ValueError(f"a label and its value have at most {LABEL_CHARACTERS} characters")
+        return labels
+
+
+class DevicesSection(Strict):
+    """`[devices]`: where workers compute; "auto" leaves it to the job, and there to the best device present."""
+
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")
+
+
+class ReproducibleSection(Strict):
+    """`[reproducible]`: tests and simulations only. Rounding then derives from this seed, which everybody can read."""
+
+    seed: int = Field(ge=0, lt=2**63)
+
+
+class SiteSettings(Strict):
+    """A whole `site.toml`."""
+
+    site: SiteSection
+    apps: dict[str, AppSection] = Field(default_factory=dict)
+    scripts: dict[str, ScriptSection] = Field(default_factory=dict)
+    data: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    capacity: CapacitySection = CapacitySection()
+    devices: DevicesSection = DevicesSection()
+    reproducible: ReproducibleSection | None = None
+
+    @field_validator("apps", "scripts", "data")
+    @classmethod
+    def _names(cls, tables: dict[str, Any]) -> dict[str, Any]:
+        for name in tables:
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is no name: up to 63 letters, digits, '.', '_' and '-'")
+        return tables
+
+
+def load_settings(path: Path) -> SiteSettings:
+    """The settings in `path`.
+
+    Raises:
+        ConfigError: missing, not TOML, an unknown key, a value out of bounds, or a name that is both app and script.
+    """
+    try:
+        settings = SiteSettings.model_validate(read_toml(path))
+    except ValidationError as error:
+        raise explain(error, SiteSettings, str(path)) from None
+    if both := sorted(settings.apps.keys() & settings.scripts.keys()):
+        raise ConfigError(f"{path}: {both[0]!r} is in [apps] and in [scripts]; a job could mean either", key=both[0])
+    return settings
+
+
+STARTER_SETTINGS = """\
+# Settings of this site. The agent reads them when it starts: restart it after a change.
+
+[site]
+name = "{name}"
+# Where the aggregation server listens. The agent connects outwards only; it opens no port.
+server = "{server}"
+
+# Apps that this machine can run. Each is an installed Python distribution; a job asks for it by the name given here.
+# Naming an app here does not allow it: policy.toml does.
+# [apps.digits]
+# distribution = "atoll-examples"
+# entry_point = "digits"
+
+# Data of this site. A job asks for it by name; the keys go to the app as they are, so use absolute paths.
+# [data.digits]
+# path = "/data/digits/train.npz"
+
+[capacity]
+# Runs that this site works on side by side. Each keeps one worker process, with model and data in memory.
+runs_at_once = 1
+# labels = {{ region = "north" }}
+
+[devices]
+# "auto" (the best device present), "cpu", "cuda", "cuda:1" or "mps". A device that is absent is an error.
+device = "auto"
+"""
+
+
+def starter_settings(*, name: str, server: str) -> str:
+    """The text of `site.toml` that `atoll site join` writes."""
+    return STARTER_SETTINGS.format(name=name, server=server)

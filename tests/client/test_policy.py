@@ -1,0 +1,110 @@
+"""The policy refuses unless the file says yes on every count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atoll.client.policy import STARTER_POLICY, Policy, Request, check_request, load_policy, zones_of
+from atoll.wire.errors import ConfigError, PolicyRefused
+from atoll.wire.job import parse_job
+
+HASH = "ab" * 32
+REQUEST = Request(run="run-1", app="digits", app_hash=HASH, num_rounds=20, num_sites=3, submitted_by="alice", zones=())
+ALLOWING = f"""
+allowed_apps = [{{ name = "digits", hash = "{HASH}" }}]
+researchers = ["alice"]
+min_cohort = 3
+max_rounds = 20
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "policy.toml"
+    path.write_text(text)
+    return path
+
+
+def test_what_is_allowed_passes(tmp_path: Path) -> None:
+    check_request(written(tmp_path, ALLOWING), REQUEST, site="north")
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"app": "other"}, "allowed_apps"),
+        ({"app_hash": "cd" * 32}, "allowed_apps"),
+        ({"submitted_by": "mallory"}, "researchers"),
+        ({"num_sites": 2}, "min_cohort"),
+        ({"num_rounds": 21}, "max_rounds"),
+        ({"zones": ("lab",)}, "zones"),
+    ],
+)
+def test_each_count_refuses_by_itself(tmp_path: Path, change: dict[str, object], key: str) -> None:
+    request = replace(REQUEST, **change)  # type: ignore[arg-type]
+    with pytest.raises(PolicyRefused) as refused:
+        check_request(written(tmp_path, ALLOWING), request, site="north")
+    assert (refused.value.field, refused.value.site, refused.value.run) == (key, "north", "run-1")
+    assert "north" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ("allowed_apps", 'allowed_apps = [{ name = "digits", hash = "any-installed" }]'),
+        ("researchers", 'researchers = ["alice"]'),
+    ],
+)
+def test_what_grants_is_nothing_where_absent(tmp_path: Path, key: str, line: str) -> None:
+    lines = {
+        "allowed_apps": f'allowed_apps = [{{ name = "digits", hash = "{HASH}" }}]',
+        "researchers": 'researchers = ["*"]',
+    }
+    del lines[key]
+    with pytest.raises(PolicyRefused) as refused:
+        check_request(written(tmp_path, "\n".join(lines.values())), REQUEST, site="north")
+    assert refused.value.field == key
+    check_request(written(tmp_path, "\n".join([*lines.values(), line])), REQUEST, site="north")
+
+
+def test_no_policy_refuses_everything(tmp_path: Path) -> None:
+    with pytest.raises(PolicyRefused, match="no policy"):
+        check_request(tmp_path / "policy.toml", REQUEST, site="north")
+
+
+def test_the_starter_allows_nothing_and_explains_each_key(tmp_path: Path) -> None:
+    path = written(tmp_path, STARTER_POLICY)
+    assert load_policy(path) == Policy()
+    with pytest.raises(PolicyRefused):
+        check_request(path, replace(REQUEST, num_sites=1000, num_rounds=1), site="north")
+    lines = STARTER_POLICY.splitlines()
+    for key in Policy.model_fields:
+        at = next(i for i, line in enumerate(lines) if line.startswith(f"{key} = "))
+        assert lines[at - 1].startswith("# ")
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("allowed_app = []", "allowed_apps"),
+        ('allowed_apps = [{ name = "digits", hash = "latest" }]', "hash"),
+        ("min_cohort = 0", "min_cohort"),
+        ("max_rounds = ", "TOML"),
+    ],
+)
+def test_a_faulty_policy_says_where_and_refuses_everything(tmp_path: Path, text: str, hint: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError, match=hint):
+        load_policy(path)
+    with pytest.raises(PolicyRefused, match="fault"):
+        check_request(path, REQUEST, site="north")
+
+
+def test_zones_are_found_at_any_depth_of_the_schedule() -> None:
+    job = {"job": {"name": "j", "app": "a", "rounds": 1}}
+    inner = {"kind": "every_step", "zone": "lab"}
+    schedule = {"kind": "hierarchical", "inner": inner, "groups": [{"zones": ["ward", "lab"]}]}
+    assert zones_of(parse_job(job)) == ()
+    assert zones_of(parse_job({**job, "strategy": {"schedule": schedule}})) == ("lab", "ward")

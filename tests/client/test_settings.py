@@ -1,0 +1,117 @@
+"""site.toml is strict, and the starter is a file that loads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import atoll
+from atoll.client.home import SiteHome, agent_runs, sole_agent
+from atoll.client.settings import load_settings, starter_settings
+from atoll.wire.errors import ConfigError, LocalError
+
+FULL = """
+[site]
+name = "north"
+server = "server.example:8443"
+[apps.digits]
+distribution = "atoll-examples"
+entry_point = "digits"
+[scripts.old]
+path = "/opt/train.py"
+[data.digits]
+path = "/data/train.npz"
+[capacity]
+runs_at_once = 2
+labels = { zone = "lab" }
+[devices]
+device = "cuda:1"
+[reproducible]
+seed = 7
+"""
+
+
+def loaded(folder: Path, text: str) -> object:
+    path = folder / "site.toml"
+    path.write_text(text)
+    return load_settings(path)
+
+
+def test_every_table_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text(FULL)
+    settings = load_settings(path)
+    assert settings.apps["digits"].distribution == "atoll-examples"
+    assert settings.data["digits"] == {"path": "/data/train.npz"}
+    assert settings.capacity.runs_at_once == 2
+    assert settings.reproducible is not None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "hint"),
+    [
+        ("[capacity]", "[capacities]", "capacity"),
+        ("runs_at_once", "runs_at_one", "runs_at_once"),
+        ('name = "north"', 'name = "North Clinic"', "site.name"),
+        ("[site]", "[sites]", "site"),
+        ("[scripts.old]", "[scripts.digits]", "both|either"),
+        ('"cuda:1"', '"gpu"', "devices.device"),
+        ("runs_at_once = 2", "runs_at_once = 0", "runs_at_once"),
+        ('server = "server.example:8443"', 'server = "server.example"', "site.server"),
+        ("[data.digits]", '[data."../x"]', "no name"),
+    ],
+)
+def test_a_fault_names_the_key(tmp_path: Path, old: str, new: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
+        loaded(tmp_path, FULL.replace(old, new))
+
+
+def test_the_starter_loads_and_names_no_app(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text(starter_settings(name="north", server="server.example:8443"))
+    settings = load_settings(path)
+    assert (settings.site.name, settings.site.server) == ("north", "server.example:8443")
+    assert not settings.apps
+    assert not settings.site.plaintext
+
+
+def test_one_agent_a_home(tmp_path: Path) -> None:
+    home = SiteHome(root=tmp_path)
+    home.make()
+    assert not agent_runs(home)
+    with sole_agent(home):
+        assert agent_runs(home)
+        with pytest.raises(LocalError, match="another agent"), sole_agent(home):
+            pass
+    assert not agent_runs(home)
+
+
+def test_the_secret_is_made_once_and_private(tmp_path: Path) -> None:
+    home = SiteHome(root=tmp_path)
+    home.make()
+    first = home.secret()
+    assert len(first) == 32
+    assert home.secret() == first
+    assert (home.state / "secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_agents_path_loads_neither_torch_nor_a_web_framework(tmp_path: Path) -> None:
+    code = (
+        "import sys, atoll.client.agent, atoll.client.join, atoll.client.status\n"
+        "heavy = {'torch', 'numpy', 'flwr', 'sqlalchemy', 'fastapi', 'starlette'} & set(sys.modules)\n"
+        "sys.exit(', '.join(sorted(heavy)) or 0)"
+    )
+    source = str(Path(atoll.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": source},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
