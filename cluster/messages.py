@@ -1,5 +1,192 @@
 """What agent and worker say to each other over a unix socket inside one site. JSON, one message a line; no tensors.
 
 Tensors pass through files that both map: the base model (read only) and the update (written by the worker).
+The worker handles one request at a time, in order, and answers each with its own kind or with `Failed`; `Cancel` is
+read at once and ends a training or an evaluation at its next step. Answers carry the `key` of what they answer, so
+that the agent can tell the answer of a task that it gave up from the one it waits for.
 Loads no torch: the agent imports this.
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from atoll.wire import errors
+from atoll.wire.errors import AtollError, LocalError, Malformed, RemoteError
+
+LINE_BYTES = 8 << 20  # a job (at most 1 MiB) escaped inside JSON, with room
+
+_STRICT = ConfigDict(extra="forbid", strict=True)
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=0)]
+MetricSums = dict[str, tuple[_Finite, _Finite]]
+"""Sum and count by metric name; the metric is sum / count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare:
+    """Load app, model and data of a run. The first request to a worker; answered by `Prepared`."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    kind: Literal["prepare"] = "prepare"
+    run: str
+    site: str  # name of the site, or of the server for evaluation on the server's side
+    app_name: str  # as registered here and named in the job
+    distribution: str
+    entry_point: str  # name in the group atoll.apps
+    app_hash: str  # hex SHA-256 that the installed app must have
+    data: dict[str, Any]  # the table [data.NAME] of this machine's settings
+    job: str  # canonical JSON (Job.canonical)
+    manifest_path: str  # serialised Manifest of the run's model
+    state_folder: str  # what the site keeps over the rounds of this run
+    device: str | None = None  # this machine's wish; None leaves it to the job
+    rounding_seed_hex: str = ""  # 32 bytes: the secret from which the randomness of rounding derives
+    training: bool = True  # False: evaluation only, training data is not opened
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Train:
+    """Train from a base model and write the update. Answered by `Trained`, with `Progress` before."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    kind: Literal["train"] = "train"
+    key: str  # names the task and attempt; comes back in answers
+    round: Annotated[int, Field(ge=1)]
+    base_version: _Count
+    base_path: str  # model file of the base version
+    out_path: str  # file that the worker creates, with the update's bytes
+    config: dict[str, Any] = field(default_factory=dict)  # keys of [strategy.work] that differ from the job's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluate:
+    """Judge a model version on the test split. Answered by `Evaluated`."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    kind: Literal["evaluate"] = "evaluate"
+    key: str
+    round: _Count  # round that made the version; 0 for the first model
+    base_version: _Count
+    base_path: str
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """Nobody wants this task any more. No answer of its own: the task fails as Stale, or had ended before."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    kind: Literal["cancel"] = "cancel"
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Close:
+    """End the worker in order. Answered by the end of the stream."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    kind: Literal["close"] = "close"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    kind: Literal["prepared"] = "prepared"
+    key: str = "prepare"
+    max_weight: _Count  # largest weight of an update of this site in this run; 0 where it only evaluates
+    update_bytes: _Count  # length of every update; 0 where it only evaluates
+    device: str  # as torch names it: "cpu", "cuda:0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    kind: Literal["progress"] = "progress"
+    key: str
+    done: _Count  # optimizer steps
+    total: _Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """The update lies at `out_path`, whole and fsynced."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    kind: Literal["trained"] = "trained"
+    key: str
+    weight: Annotated[int, Field(ge=1)]  # examples
+    metrics: MetricSums
+    num_bytes: _Count
+    crc32: _Count  # of the file's bytes, zlib polynomial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    kind: Literal["evaluated"] = "evaluated"
+    key: str
+    metrics: MetricSums  # empty where the app has no test data here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A request came to nothing. The worker lives on and takes the next one."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    kind: Literal["failed"] = "failed"
+    key: str
+    error: dict[str, str | int]  # the fields of ErrorDetail; `kind` may also be a LocalError
+
+    @classmethod
+    def of(cls, key: str, error: AtollError) -> Failed:
+        """The message that carries `error`."""
+        if isinstance(error, RemoteError):
+            places: dict[str, str | int] = {"site": error.site, "run": error.run, "round": error.round}
+            fault: dict[str, str | int] = {"field": error.field, "value": error.value, "bound": error.bound}
+            return cls(key=key, error={"kind": type(error).__name__, "message": error.message, **places, **fault})
+        return cls(key=key, error={"kind": type(error).__name__, "message": str(error)})
+
+    def to_error(self) -> AtollError:
+        """The error that the worker met: a RemoteError as it may travel on, or a LocalError or ConfigError."""
+        fields = dict(self.error)
+        kind, message = str(fields.pop("kind", "")), str(fields.pop("message", ""))
+        if own := _OWN_KINDS.get(kind):
+            return own(message)
+        places = {name: str(fields.get(name, "")) for name in ("site", "run", "field", "value", "bound")}
+        return errors.KINDS.get(kind, RemoteError)(message, round=int(fields.get("round", 0)), **places)
+
+
+_OWN_KINDS: Mapping[str, type[AtollError]] = {
+    kind.__name__: kind for kind in (errors.ConfigError, LocalError, *LocalError.__subclasses__())
+}
+
+Request = Prepare | Train | Evaluate | Cancel | Close
+Answer = Prepared | Progress | Trained | Evaluated | Failed
+Message = Request | Answer
+
+_ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
+
+
+def encode(message: Message) -> bytes:
+    """One line of JSON, newline included. Raises Malformed where a field breaks its bound."""
+    line = _ADAPTER.dump_json(message)
+    decode(line)  # a sender learns of its own mistake, such as a metric that is not finite
+    return line + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """The message in one line. Raises Malformed where it is none."""
+    try:
+        return _ADAPTER.validate_json(line)
+    except ValidationError as error:
+        raise _explain(error) from None
+
+
+def _explain(error: ValidationError) -> Malformed:
+    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(str(step) for step in fault["loc"]) or "message"
+    return Malformed(f"message between agent and worker: {place}: {fault['msg']}", field=place)
