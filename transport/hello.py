@@ -1,0 +1,151 @@
+"""The first message each way: which protocol two ends speak, and which optional abilities both have.
+
+Rules of evolution: a protocol version never changes its meaning; fields and features that an end does not know are
+ignored, so whatever an older peer may not understand is a feature, and whatever it must not ignore is a new version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from atoll import __version__
+from atoll.wire.control_pb2 import Capacity, Hello, TaskKey, Welcome
+from atoll.wire.errors import Incompatible, Malformed, TooLarge
+
+PROTOCOL_MIN, PROTOCOL_MAX = 1, 1
+FEATURES: frozenset[str] = frozenset()  # "secagg/1" and the like; all of version 1 needs no feature
+SOFTWARE = f"atoll {__version__}"
+
+MAX_FEATURES = 256
+MAX_FEATURE_CHARACTERS = 64
+MAX_LABELS = 32
+MAX_LABEL_CHARACTERS = 63
+MAX_LISTED = 100_000  # runs, tasks or updates in one Hello: far above any site, far below the 4 MB of a message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abilities:
+    """What one end speaks."""
+
+    protocol_min: int = PROTOCOL_MIN
+    protocol_max: int = PROTOCOL_MAX
+    features: frozenset[str] = FEATURES
+
+
+OURS = Abilities()
+
+
+def make_hello(
+    capacity: Capacity,
+    *,
+    held_updates: Iterable[TaskKey] = (),
+    open_tasks: Iterable[TaskKey] = (),
+    joined_runs: Iterable[str] = (),
+    member_list_version: int = 0,
+    ours: Abilities = OURS,
+) -> Hello:
+    """What a site says first: what it speaks, has room for, and has under way."""
+    return Hello(
+        protocol_min=ours.protocol_min,
+        protocol_max=ours.protocol_max,
+        features=sorted(ours.features),
+        software=SOFTWARE,
+        capacity=capacity,
+        held_updates=held_updates,
+        open_tasks=open_tasks,
+        joined_runs=joined_runs,
+        member_list_version=member_list_version,
+    )
+
+
+def choose(hello: Hello, ours: Abilities = OURS) -> tuple[int, tuple[str, ...]]:
+    """The highest protocol version that both ends speak, and the features that both have, sorted.
+
+    Raises:
+        Incompatible: there is no such version; says which end to upgrade.
+        Malformed: the range is upside down, or the capacity is out of bounds.
+        TooLarge: more features, labels, runs or tasks than any site has.
+    """
+    _check_hello(hello)
+    protocol = min(hello.protocol_max, ours.protocol_max)
+    if protocol < max(hello.protocol_min, ours.protocol_min):
+        behind = "the site" if hello.protocol_max < ours.protocol_min else "the server"
+        raise Incompatible(
+            f"the site ({hello.software[:40]!r}) speaks protocol {hello.protocol_min} to {hello.protocol_max}, the "
+            f"server ({SOFTWARE!r}) {ours.protocol_min} to {ours.protocol_max}; upgrade {behind}",
+            field="protocol",
+            value=f"{hello.protocol_min} to {hello.protocol_max}",
+            bound=f"{ours.protocol_min} to {ours.protocol_max}",
+        )
+    return protocol, tuple(sorted(ours.features.intersection(hello.features)))
+
+
+def make_welcome(
+    chosen: tuple[int, tuple[str, ...]], *, federation: str, heartbeat_s: int, lease_s: int, max_frame_bytes: int
+) -> Welcome:
+    """What the server answers; `chosen` comes from `choose`."""
+    protocol, features = chosen
+    return Welcome(
+        protocol=protocol,
+        features=features,
+        federation=federation,
+        server_software=SOFTWARE,
+        heartbeat_s=heartbeat_s,
+        lease_s=lease_s,
+        max_frame_bytes=max_frame_bytes,
+    )
+
+
+def check_welcome(welcome: Welcome, ours: Abilities = OURS) -> tuple[int, tuple[str, ...]]:
+    """The protocol version and the features of this stream, as the server chose them.
+
+    Raises:
+        Incompatible: the server chose a version that this site does not speak.
+        Malformed: no time between heartbeats, or a lease that is not longer than it.
+    """
+    if not ours.protocol_min <= welcome.protocol <= ours.protocol_max:
+        raise Incompatible(
+            f"the server ({welcome.server_software[:40]!r}) chose protocol {welcome.protocol}, this site speaks "
+            f"{ours.protocol_min} to {ours.protocol_max}; upgrade one of the two",
+            field="protocol",
+            value=welcome.protocol,
+            bound=f"{ours.protocol_min} to {ours.protocol_max}",
+        )
+    if not 0 < welcome.heartbeat_s < welcome.lease_s:
+        raise Malformed(
+            f"the server wants a heartbeat every {welcome.heartbeat_s} s with a lease of {welcome.lease_s} s; the lease "
+            "must be longer than the heartbeat; correct the server's limits",
+            field="heartbeat_s",
+            value=welcome.heartbeat_s,
+            bound=f"1 to {welcome.lease_s} s",
+        )
+    return welcome.protocol, tuple(sorted(ours.features.intersection(welcome.features)))
+
+
+def _check_hello(hello: Hello) -> None:
+    if not 1 <= hello.protocol_min <= hello.protocol_max:
+        raise Malformed(
+            f"protocol range {hello.protocol_min} to {hello.protocol_max} is none; versions count from 1",
+            field="protocol_min",
+            value=hello.protocol_min,
+            bound=f"1 to {hello.protocol_max}",
+        )
+    if hello.capacity.runs_at_once < 1:
+        raise Malformed(
+            "a site works on at least 1 run at once", field="capacity.runs_at_once", value=0, bound="at least 1"
+        )
+    _check_count("features", len(hello.features), MAX_FEATURES)
+    _check_count("capacity.labels", len(hello.capacity.labels), MAX_LABELS)
+    _check_count("held_updates", len(hello.held_updates), MAX_LISTED)
+    _check_count("open_tasks", len(hello.open_tasks), MAX_LISTED)
+    _check_count("joined_runs", len(hello.joined_runs), MAX_LISTED)
+    for feature in hello.features:
+        _check_count("features", len(feature), MAX_FEATURE_CHARACTERS)
+    for pair in hello.capacity.labels.items():
+        _check_count("capacity.labels", max(map(len, pair)), MAX_LABEL_CHARACTERS)
+
+
+def _check_count(field: str, found: int, bound: int) -> None:
+    if found > bound:
+        raise TooLarge(f"hello: {field}: {found} is over the limit of {bound}", field=field, value=found, bound=bound)
