@@ -29,6 +29,9 @@ class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BOOL: _ClassVar[DType]
     COMPLEX64: _ClassVar[DType]
     COMPLEX128: _ClassVar[DType]
+    FLOAT8_E8M0FNU: _ClassVar[DType]
+    COMPLEX32: _ClassVar[DType]
+    FLOAT4_E2M1FN_X2: _ClassVar[DType]
 
 class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -55,6 +58,9 @@ UINT8: DType
 BOOL: DType
 COMPLEX64: DType
 COMPLEX128: DType
+FLOAT8_E8M0FNU: DType
+COMPLEX32: DType
+FLOAT4_E2M1FN_X2: DType
 ROLE_UNSPECIFIED: Role
 PARAMETER: Role
 BUFFER: Role

@@ -1,0 +1,80 @@
+"""Frames: pieces of a model or an update, addressed by offset, so that any transfer resumes where it stopped.
+
+A frame is 16 bytes of header, little endian, and its payload::
+
+    offset u64 | length u32 | crc32 u32 (zlib, of the payload) | payload
+
+The checksum catches damage between the processes, not an attacker: TLS authenticates the bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+from atoll.wire.errors import BadFrame
+from atoll.wire.manifest import MODEL_BYTES
+
+FRAME_HEADER = struct.Struct("<QII")
+FRAME_BYTES = 1 << 20  # payload of a frame unless told otherwise: large enough to amortise a call, small to buffer
+MAX_FRAME_BYTES = 4 << 20  # largest payload taken
+
+
+def encode_frame(offset: int, payload: memoryview) -> bytes:
+    """The frame of `payload` (contiguous bytes), which stands at byte `offset` of the whole object. Copies once.
+
+    Raises:
+        ValueError: the payload is empty or over MAX_FRAME_BYTES, or ends beyond the largest object.
+    """
+    if not 1 <= payload.nbytes <= MAX_FRAME_BYTES:
+        raise ValueError(f"a frame holds 1 to {MAX_FRAME_BYTES} bytes, not {payload.nbytes}")
+    if not 0 <= offset <= MODEL_BYTES - payload.nbytes:
+        raise ValueError(f"a frame at byte {offset} of {payload.nbytes} bytes ends beyond {MODEL_BYTES}")
+    header = FRAME_HEADER.pack(offset, payload.nbytes, zlib.crc32(payload))
+    return b"".join((header, payload))
+
+
+def decode_frame(frame: bytes) -> tuple[int, memoryview]:
+    """Offset and payload of a frame; the payload is a view into `frame`, never a copy.
+
+    Raises:
+        BadFrame: the frame is truncated, too long, empty, corrupted, or ends beyond the largest object.
+    """
+    if len(frame) < FRAME_HEADER.size:
+        raise BadFrame(
+            f"frame of {len(frame)} bytes is shorter than its header of {FRAME_HEADER.size}; send it again",
+            field="length",
+            value=len(frame),
+            bound=FRAME_HEADER.size,
+        )
+    offset, length, crc32 = FRAME_HEADER.unpack_from(frame)
+    payload = memoryview(frame)[FRAME_HEADER.size :].toreadonly()
+    if not 1 <= length <= MAX_FRAME_BYTES:
+        raise BadFrame(
+            f"frame at byte {offset} claims {length} bytes; 1 to {MAX_FRAME_BYTES} are taken",
+            field="length",
+            value=length,
+            bound=f"1 to {MAX_FRAME_BYTES}",
+        )
+    if payload.nbytes != length:
+        raise BadFrame(
+            f"frame at byte {offset} claims {length} bytes and carries {payload.nbytes}; send it again",
+            field="length",
+            value=payload.nbytes,
+            bound=length,
+        )
+    if offset > MODEL_BYTES - length:
+        raise BadFrame(
+            f"frame at byte {offset} ends beyond the largest object of {MODEL_BYTES} bytes",
+            field="offset",
+            value=offset,
+            bound=MODEL_BYTES - length,
+        )
+    if zlib.crc32(payload) != crc32:
+        raise BadFrame(
+            f"frame at byte {offset}: crc32 of the payload is not that of the header; send it again",
+            field="crc32",
+            value=f"{zlib.crc32(payload):08x}",
+            bound=f"{crc32:08x}",
+        )
+    return offset, payload
