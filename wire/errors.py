@@ -31,7 +31,11 @@ A message says what, which site and round, the value, the bound, and what to do.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import Any
+
 import grpc
+from google.protobuf.message import DecodeError
 
 from atoll.wire import errors_pb2
 
@@ -224,13 +228,14 @@ def from_detail(detail: errors_pb2.ErrorDetail) -> RemoteError:
 
 def from_rpc(error: grpc.RpcError | grpc.aio.AioRpcError) -> RemoteError:
     """The error behind a failed call: the peer's own where it sent one, else one by gRPC status."""
-    metadata = error.trailing_metadata() if isinstance(error, grpc.aio.AioRpcError) else ()
-    if not metadata and callable(getattr(error, "trailing_metadata", None)):
-        metadata = error.trailing_metadata() or ()
-    for key, value in metadata:
+    # The blocking API raises a plain RpcError that is also a Call; only the Call has these methods.
+    call: Any = error
+    trailing = call.trailing_metadata() if hasattr(call, "trailing_metadata") else None
+    for key, value in trailing or ():
         if key == METADATA_KEY and isinstance(value, bytes):
-            return from_detail(errors_pb2.ErrorDetail.FromString(value))
-    code = error.code() if callable(getattr(error, "code", None)) else grpc.StatusCode.UNKNOWN
-    text = error.details() if callable(getattr(error, "details", None)) else str(error)
+            with suppress(DecodeError):  # a damaged detail is no detail: the status still says which kind
+                return from_detail(errors_pb2.ErrorDetail.FromString(value))
+    code = call.code() if hasattr(call, "code") else grpc.StatusCode.UNKNOWN
+    text = call.details() if hasattr(call, "details") else str(error)
     kind = next((k for k in RemoteError.__subclasses__() if k.status is code), RemoteError)
     return kind(text or str(code))

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 import tomllib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from atoll.wire.errors import ConfigError
+from atoll.wire.errors import ConfigError, Malformed
+from atoll.wire.names import check_label, check_site_name
 
 JOB_BYTES = 1 << 20  # a job is a page of text; 1 MiB leaves room for [app] tables
+MAX_DEPTH = 32  # tables within tables; a job has three
 
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*$")
 _UNIT_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -40,7 +45,16 @@ def parse_duration_s(value: object) -> float:
     return seconds
 
 
+def _checked(check: Callable[[str], str], value: str) -> str:
+    try:
+        return check(value)
+    except Malformed as error:
+        raise ValueError(f"wanted {error.bound}") from None
+
+
 Seconds = Annotated[float, BeforeValidator(parse_duration_s)]
+Label = Annotated[str, AfterValidator(partial(_checked, partial(check_label, field="name")))]
+SiteName = Annotated[str, AfterValidator(partial(_checked, check_site_name))]
 
 
 class Strict(BaseModel):
@@ -63,12 +77,12 @@ class Part(BaseModel):
 class JobSection(Strict):
     """`[job]`: what is trained, where, how long."""
 
-    name: str = Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9._-]+$")
-    app: str = Field(min_length=1, max_length=63)
-    data: str | None = None  # name of the data at the sites; the app's name where absent
+    name: Label
+    app: Label
+    data: Label | None = None  # name of the data at the sites; the app's name where absent
     rounds: int = Field(ge=1, le=1_000_000)
     seed: int = Field(default=0, ge=0, lt=2**63)
-    sites: tuple[str, ...] = ()  # only these; empty means every site of the federation
+    sites: tuple[SiteName, ...] = ()  # only these; empty means every site of the federation
     wait_for_sites: Seconds = 600.0  # how long a run waits for its minimum of sites before it fails
 
 
@@ -143,7 +157,9 @@ class Job(Strict):
 
     def canonical(self) -> bytes:
         """The bytes that travel and are hashed: JSON, sorted keys, no blanks."""
-        return json.dumps(self.model_dump(mode="json", exclude_none=True), sort_keys=True, separators=(",", ":")).encode()
+        return json.dumps(
+            self.model_dump(mode="json", exclude_none=True), sort_keys=True, separators=(",", ":")
+        ).encode()
 
 
 # Tables of later versions: refused by name, never ignored.
@@ -162,8 +178,27 @@ def _refuse_later_tables(table: dict[str, Any], path: str) -> None:
         if present:
             raise ConfigError(f"{path}: [{key}]: {reason}; remove the table", key=key)
     if "differential_privacy" in table:
-        raise ConfigError(f"{path}: [differential_privacy]: {_NOT_YET['privacy.differential_privacy']}; remove the table",
-                          key="differential_privacy")
+        raise ConfigError(
+            f"{path}: [differential_privacy]: {_NOT_YET['privacy.differential_privacy']}; remove the table",
+            key="differential_privacy",
+        )
+
+
+def _refuse_unportable(value: object, path: str, keys: tuple[str, ...] = ()) -> None:
+    """Raises ConfigError for what canonical JSON cannot carry: dates, NaN, infinities, tables without end."""
+    key = ".".join(keys)
+    if len(keys) > MAX_DEPTH:
+        raise ConfigError(f"{path}: tables are nested more than {MAX_DEPTH} deep", key=key, bound=str(MAX_DEPTH))
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _refuse_unportable(item, path, (*keys, str(name)))
+    elif isinstance(value, list):
+        for position, item in enumerate(value):
+            _refuse_unportable(item, path, (*keys, str(position)))
+    elif not isinstance(value, str | int | float) and value is not None:
+        raise ConfigError(f"{path}: {key} = {value}: write dates and times as text", key=key, value=str(value))
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{path}: {key} = {value}: wanted a finite number", key=key, value=str(value))
 
 
 def _known_keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
@@ -180,8 +215,10 @@ def _known_keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
 
 
 def explain(error: ValidationError, model: type[BaseModel], path: str) -> ConfigError:
-    """One ConfigError for the first fault that pydantic found: key, value, what is wanted, the nearest known key."""
-    fault = error.errors(include_url=False)[0]
+    """One ConfigError for the fault that says most: key, value, what is wanted, the nearest known key."""
+    # An unknown key comes first: it is often the misspelt form of the one that is missing, and carries the hint.
+    faults = sorted(error.errors(include_url=False), key=lambda fault: fault["type"] != "extra_forbidden")
+    fault = faults[0]
     key = ".".join(str(step) for step in fault["loc"]) or "(whole file)"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     if fault["type"] == "extra_forbidden":
@@ -203,6 +240,7 @@ def parse_job(table: dict[str, Any], path: str = "job") -> Job:
         ConfigError: a key is unknown, missing or out of bounds, or asks for something that this version has not.
     """
     _refuse_later_tables(table, path)
+    _refuse_unportable(table, path)
     try:
         return Job.model_validate(table)
     except ValidationError as error:
@@ -220,9 +258,11 @@ def read_toml(path: Path) -> dict[str, Any]:
             return tomllib.load(file)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8 text") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
 
 
