@@ -6,7 +6,6 @@ then the defaults below. An unknown key is an error that names the nearest known
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +14,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
-from atoll.wire.errors import ConfigError
+from atoll.transport.credentials import is_loopback
+from atoll.wire.errors import ConfigError, Malformed
 from atoll.wire.job import Seconds, Strict, explain, read_toml
+from atoll.wire.names import check_site_name
 
 DATABASE_VARIABLE = "ATOLL_DATABASE"
 
@@ -36,20 +37,16 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def is_loopback(address: str) -> bool:
-    """Whether nothing outside this machine can reach "host:port"."""
-    host, _ = parse_address(address)
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _checked_address(text: str) -> str:
     parse_address(text)
     return text
+
+
+def _checked_name(text: str) -> str:
+    try:
+        return check_site_name(text, "federation")
+    except Malformed as error:
+        raise ValueError(f"not a name: {error.bound}") from None
 
 
 Address = Annotated[str, AfterValidator(_checked_address)]
@@ -96,7 +93,7 @@ class EvaluationSection(Strict):
 class ServerSettings(Strict):
     """The whole of `server.toml`."""
 
-    federation: str = Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")
+    federation: Annotated[str, AfterValidator(_checked_name)]
     listen: Address = "0.0.0.0:7443"
     enrolment_listen: Address = "0.0.0.0:7444"
     address: Address

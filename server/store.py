@@ -14,7 +14,8 @@ from typing import Any
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from atoll.server.database import Database
-from atoll.server.records import Certificate, Invite, MemberRow, RoundRow, RunRow, RunStatus, Standing
+from atoll.server.records import Certificate, Invite, MemberRow, RoundRow, RunRow, RunStatus
+from atoll.server.security import Standing
 from atoll.server.tables import certificates, journal, member_lists, members, rounds, runs
 from atoll.wire.errors import BadToken, Malformed, NotAllowed, Stale, Unknown
 
@@ -140,7 +141,7 @@ class Store:
             if state is None or state == "invited":
                 return None
             serials = connection.scalars(select(certificates.c.serial).where(certificates.c.name == name)).all()
-        return Standing(active=state == "enrolled", serials=frozenset(serials))
+        return Standing(revoked=state != "enrolled", serials=frozenset(serials))
 
     def members(self) -> list[MemberRow]:
         """Everyone who was ever invited, by name."""

