@@ -96,7 +96,7 @@ def create(path: Path, manifest: Manifest, metadata: Mapping[str, str] | None = 
         DiskFull: there is no room for the file.
         LocalError: the file cannot be written for another reason.
     """
-    header = _header(manifest, metadata or {})
+    header = header_of(manifest, metadata or {})
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}{DRAFT_SUFFIX}")
     try:
         with _storage_errors(path):
@@ -205,8 +205,11 @@ def _publish(draft: Path, path: Path) -> None:
     fsync_folder(path.parent)
 
 
-def _header(manifest: Manifest, metadata: Mapping[str, str]) -> bytes:
-    """Length and JSON of a safetensors header, padded so that the data is aligned."""
+def header_of(manifest: Manifest, metadata: Mapping[str, str]) -> bytes:
+    """What stands before the data in a model file: for a transfer that puts the data where it stays.
+
+    Length and JSON of a safetensors header, padded so that the data is aligned.
+    """
     more = {
         _BUFFERS_KEY: json.dumps([spec.name for spec in manifest if spec.role == "buffer"]),
         _DTYPES_KEY: json.dumps({spec.name: spec.dtype for spec in manifest if spec.dtype in _STAND_INS}),
