@@ -26,6 +26,7 @@ import grpc
 import grpc.aio
 from cryptography import x509
 
+from atoll.server.records import Standing
 from atoll.transport.identity import ROLES, Clock, how_to_rejoin, utc_now
 from atoll.transport.plaintext import NAME_KEY, ROLE_KEY
 from atoll.wire.errors import (
@@ -83,14 +84,6 @@ class Caller:
 
     name: str
     role: str  # one of ROLES, or STRANGER
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """What the directory knows of a name in a role."""
-
-    revoked: bool
-    serials: frozenset[str]  # of the certificates that are accepted, lower-case hex: the newest and the one before
 
 
 class Directory(Protocol):
@@ -219,7 +212,7 @@ def by_certificate(directory: Directory, federation: str, clock: Clock = utc_now
         standing = await asyncio.to_thread(directory.lookup, peer.role, peer.name)
         if standing is None:
             raise Stranger(f"no {peer.role} {peer.name} is known to federation {federation}: {rejoin}")
-        if standing.revoked:
+        if not standing.active:
             raise Stranger(f"{peer.role} {peer.name} was revoked by the operator of federation {federation}")
         if peer.serial not in standing.serials:
             raise Stranger(
