@@ -22,14 +22,14 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from atoll.transport.durable import disk_errors, private_folder, remove_tree, sync_file, sync_folder
-from atoll.transport.tasks import Key, check_name
+from atoll.transport.tasks import Key
 from atoll.wire.control_pb2 import Result, TaskKey
 from atoll.wire.errors import LocalError, Malformed
+from atoll.wire.names import check_payload_name
 
 _log = logging.getLogger(__name__)
 
 MAX_PAYLOADS = 16
-MAX_PAYLOAD_NAME_CHARACTERS = 64
 _META = "result"  # no payload's file, since those end in ".payload"
 
 
@@ -71,7 +71,7 @@ class Outbox:
 
     def draft(self, key: TaskKey | Key, payload: str) -> Path:
         """Where to write the bytes of `payload` of a task; nothing is there yet."""
-        check_name(payload, "payload", MAX_PAYLOAD_NAME_CHARACTERS)
+        check_payload_name(payload)
         folder = private_folder(self._drafts / _folder_name(Key.of(key)))
         path = folder / _file_name(payload)
         with disk_errors(path):
@@ -209,7 +209,7 @@ def _check_payloads(folder: Path, key: Key, result: Result) -> None:
             bound=MAX_PAYLOADS,
         )
     for payload in result.payloads:
-        check_name(payload.name, "payload", MAX_PAYLOAD_NAME_CHARACTERS)
+        check_payload_name(payload.name)
         path = folder / _file_name(payload.name)
         found = path.stat().st_size if path.is_file() else None
         if found != payload.num_bytes:

@@ -7,7 +7,6 @@ Only the newest attempt counts: accepting it forgets the older ones.
 
 from __future__ import annotations
 
-import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -20,11 +19,7 @@ from typing import Self
 from atoll.transport.durable import private_folder
 from atoll.wire.control_pb2 import RunOffer, Task, TaskKey
 from atoll.wire.errors import DiskFull, LocalError, Malformed
-
-MAX_RUN_CHARACTERS = 26  # length of a run id
-MAX_TASK_CHARACTERS = 96
-# Names become parts of file names at the site, so nothing that a shell or a file system reads as more than a letter.
-_NAME = re.compile(r"[A-Za-z0-9.-]+")
+from atoll.wire.names import check_run_id, check_task_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -40,12 +35,12 @@ class Key:
         """The key that a message names.
 
         Raises:
-            Malformed: the run or task is empty, too long or has other characters than a-z A-Z 0-9 . -, or the attempt is 0.
+            Malformed: the run or the task is not named as wire/names.py wants, or the attempt is 0.
         """
         if isinstance(key, Key):
             return key
-        check_name(key.run, "run", MAX_RUN_CHARACTERS)
-        check_name(key.task, "task", MAX_TASK_CHARACTERS)
+        check_run_id(key.run)
+        check_task_id(key.task)
         if key.attempt < 1:
             raise Malformed(
                 f"task {key.task} has attempt 0; attempts count from 1", run=key.run, field="attempt", value=0
@@ -57,17 +52,6 @@ class Key:
 
     def __str__(self) -> str:
         return f"{self.run}/{self.task}#{self.attempt}"
-
-
-def check_name(text: str, field: str, max_characters: int) -> None:
-    """Raises Malformed unless `text` is 1 to `max_characters` of a-z A-Z 0-9 . and -"""
-    if len(text) > max_characters or not _NAME.fullmatch(text):
-        raise Malformed(
-            f"{field} {text[:max_characters]!r} is not a name: wanted 1 to {max_characters} of a-z A-Z 0-9 . -",
-            field=field,
-            value=text,
-            bound=max_characters,
-        )
 
 
 class TaskStep(StrEnum):
@@ -153,7 +137,7 @@ class TaskLog:
 
     def join(self, run: str, offer: RunOffer) -> None:
         """Keeps the offer of a run that the site takes part in; the newest offer counts."""
-        check_name(run, "run", MAX_RUN_CHARACTERS)
+        check_run_id(run)
         with self._change() as database:
             database.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (run, offer.SerializeToString()))
 
