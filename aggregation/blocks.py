@@ -1,0 +1,51 @@
+"""Blocks that stay in a core's cache, and flat views of bytes. Everything that folds or moves a model goes by these.
+
+Invariant: block boundaries depend only on positions in a vector, so results cannot depend on how work was cut.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from atoll.wire.tensors import Buffer
+
+# 2^15 numbers: one float64 and one int64 scratch block are 256 KiB each, which fits the second-level cache (1 MiB)
+# beside input and accumulator. It is also the largest block that torch does not split over threads (its grain is
+# 32,768 elements): threads come from folding several updates at once.
+BLOCK_VALUES = 1 << 15
+
+
+def byte_view(buffer: Buffer) -> Tensor:
+    """A flat uint8 tensor over `buffer`, without a copy. Nothing may write to it where the buffer is read-only."""
+    data = memoryview(buffer).cast("B")
+    if data.nbytes == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    with warnings.catch_warnings():
+        # torch says once a process that it has no read-only tensors; the docstring above says what follows from it.
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        return torch.frombuffer(data, dtype=torch.uint8)
+
+
+def blocks(num_values: int, size: int = BLOCK_VALUES) -> Iterator[tuple[int, int]]:
+    """Start and stop of consecutive blocks of `size` values; the last one may be shorter."""
+    for start in range(0, num_values, size):
+        yield start, min(start + size, num_values)
+
+
+def reals(tensor: Tensor) -> Tensor:
+    """The numbers of `tensor` in order, flat; a complex one gives real and imaginary part in turn."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.detach().reshape(-1)
+
+
+def largest_magnitude(values_P: Tensor) -> float:
+    """The largest absolute value, NaN where there is one; 0 of nothing."""
+    if values_P.numel() == 0:
+        return 0.0
+    low, high = torch.aminmax(values_P)  # hands NaN through; 20 GB/s, where isfinite().all() makes 0.9
+    return max(-low.item(), high.item()) if low == low else float("nan")

@@ -1,0 +1,112 @@
+"""An update written at the site: the difference of trained to base model, by blocks, into the bytes that will travel.
+
+Invariant: what `encode_update` wrote passes the server's check. A value that is not finite or beyond the bound is an
+error here, before anything is sent, and never clipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from atoll.aggregation.blocks import BLOCK_VALUES, blocks, byte_view, largest_magnitude, reals
+from atoll.aggregation.layout import HEADER_BYTES, MeanEntry, RawEntry, UpdateLayout
+from atoll.aggregation.rounding import Rounding
+from atoll.wire.errors import BadUpdate
+from atoll.wire.manifest import TensorSpec
+from atoll.wire.tensors import Buffer
+
+_DEVICE_BLOCK_VALUES = 1 << 22  # a copy from an accelerator costs tens of microseconds, whatever its size
+
+
+def encode_update(
+    layout: UpdateLayout,
+    base: Mapping[str, Tensor],
+    trained: Mapping[str, Tensor],
+    out: Buffer,
+    *,
+    rounding: Rounding,
+    bound: float,
+) -> None:
+    """Writes the update from `base` to `trained` (tensors by name, on any device) into `out`.
+
+    Args:
+        out: writable, `layout.num_bytes` long.
+        bound: largest magnitude that a difference may have.
+
+    Raises:
+        BadUpdate: a difference is NaN, infinite or beyond the bound, or a raw value is not finite; names the tensor.
+        ValueError: a tensor is missing or has another shape than the manifest's, or `out` another length.
+    """
+    data = byte_view(out)
+    if data.numel() != layout.num_bytes:
+        raise ValueError(f"the update takes {layout.num_bytes} bytes, the buffer has {data.numel()}")
+    data[:HEADER_BYTES].copy_(byte_view(layout.header))
+    for start, stop in layout.gaps:
+        data[start:stop].zero_()
+    with torch.no_grad():
+        for entry in layout.means:
+            region = data[entry.offset : entry.offset + entry.num_bytes]
+            _encode_difference(
+                entry, _found(base, entry.spec), _found(trained, entry.spec), region, rounding=rounding, bound=bound
+            )
+        for raw in layout.raws:
+            _copy_values(raw, _found(trained, raw.spec), data[raw.offset : raw.offset + raw.num_bytes])
+
+
+def _found(tensors: Mapping[str, Tensor], spec: TensorSpec) -> Tensor:
+    tensor = tensors.get(spec.name)
+    if tensor is None or tuple(tensor.shape) != spec.shape or str(tensor.dtype) != f"torch.{spec.dtype}":
+        found = "absent" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+        raise ValueError(f'tensor "{spec.name}" is {found}, manifest says {spec.dtype} {list(spec.shape)}')
+    return tensor
+
+
+def _encode_difference(
+    entry: MeanEntry, base: Tensor, trained: Tensor, region: Tensor, *, rounding: Rounding, bound: float
+) -> None:
+    old_V, new_V = reals(base), reals(trained)
+    # Differences of narrow floats are taken in float32, so that the encoding's rounding is the only one.
+    working = torch.float64 if new_V.dtype is torch.float64 else torch.float32
+    size = BLOCK_VALUES if old_V.device.type == new_V.device.type == "cpu" else _DEVICE_BLOCK_VALUES
+    for start, stop in blocks(entry.num_values, size):
+        difference_P = new_V[start:stop].to("cpu", working) - old_V[start:stop].to("cpu", working)
+        if not largest_magnitude(difference_P) <= bound:  # NaN compares false
+            raise _out_of_bounds(entry.spec, difference_P, start, bound)
+        entry.encoding.encode(difference_P, region, start, rounding, entry.index + start)
+
+
+def _out_of_bounds(spec: TensorSpec, difference_P: Tensor, start: int, bound: float) -> BadUpdate:
+    place = int((~(difference_P.abs() <= bound)).nonzero()[0])
+    value = difference_P[place].item()
+    return BadUpdate(
+        f'tensor "{spec.name}" moved by {value} at element {start + place}, the bound is {bound:g}; lower the learning '
+        "rate, or raise strategy.sum.bound in the job if such a step is meant",
+        field=spec.name,
+        value=value,
+        bound=bound,
+    )
+
+
+def _copy_values(entry: RawEntry, trained: Tensor, region: Tensor) -> None:
+    values = trained.detach().to("cpu").contiguous()
+    if values.is_floating_point() or values.is_complex():
+        require_finite(entry.spec, values)
+    region.copy_(values.reshape(-1).view(torch.uint8))
+
+
+def require_finite(spec: TensorSpec, values: Tensor) -> None:
+    """Returns where all of a floating tensor's values are finite.
+
+    Raises:
+        BadUpdate: names the tensor.
+    """
+    if spec.dtype == "float4_e2m1fn_x2":  # has no other values
+        return
+    magnitude = max((largest_magnitude(block_P.float()) for block_P in reals(values).split(BLOCK_VALUES)), default=0.0)
+    if not magnitude < float("inf"):
+        raise BadUpdate(
+            f'tensor "{spec.name}" holds a value that is not finite', field=spec.name, value=magnitude, bound="finite"
+        )

@@ -1,0 +1,313 @@
+"""The exact sum of a round's updates: 64-bit fixed point, the same bytes in any order and any grouping.
+
+A site's value x enters as the integer round(w / w_max * x / quantum); integers are added, and integer addition is
+associative. So nothing of the result depends on who came first, on block sizes or threads, or on whether an edge
+server summed some of the sites before (`merge`).
+
+**No overflow.** Let B = 2^e >= bound and N = 2^c >= num_sites, both powers of two, and quantum = 2^(e + c - 62).
+Each of at most num_sites terms has w / w_max <= 1 and, since `check` refused everything else, |x| <= bound <= B, so
+|w / w_max * x / quantum| <= B / quantum = 2^(62 - c) before rounding, and after it too, 2^(62 - c) being an integer.
+The sum is at most 2^c * 2^(62 - c) = 2^62 < 2^63. Dividing by a power of two is exact in float64.
+
+**Two limbs.** Differences that travel in float64 leave a remainder r = t - round(t), exact, |r| <= 1/2. It enters a
+second accumulator as round(r * 2^(63 - c)), at most 2^(62 - c): the same proof. Sums then resolve 2^(c - 63) of a
+quantum (docs/exact-sums.md).
+
+Assumption: every update that is folded has passed `check`; the server journals it in between.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import zlib
+from collections.abc import Iterator
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.aggregation.blocks import BLOCK_VALUES, blocks, byte_view
+from atoll.aggregation.encode import require_finite
+from atoll.aggregation.layout import HEADER_BYTES, RawEntry, Segment, UpdateLayout
+from atoll.wire.errors import BadUpdate
+from atoll.wire.manifest import TensorSpec
+from atoll.wire.tensors import DTYPES, Buffer
+
+SUM_BITS = 62
+MAX_SITES = 1 << 32
+MAX_WEIGHT = 1 << 53  # weights up to here are exact in float64
+
+
+def quantum_exponent(bound: float, num_sites: int) -> int:
+    """The exponent of two of the quantum: -40 for the default bound of 1024 and 4,096 sites."""
+    mantissa, exponent = math.frexp(bound)  # bound = mantissa * 2^exponent, mantissa in [0.5, 1)
+    return (exponent - 1 if mantissa == 0.5 else exponent) + _bits(num_sites) - SUM_BITS
+
+
+def _bits(num_sites: int) -> int:
+    return (num_sites - 1).bit_length()
+
+
+class _Scratch(threading.local):
+    """Blocks that each thread reuses, so that checking and folding allocate nothing."""
+
+    def __init__(self) -> None:
+        self.value_P = torch.empty(BLOCK_VALUES, dtype=torch.float64)
+        self.whole_P = torch.empty(BLOCK_VALUES, dtype=torch.float64)
+        self.term_P = torch.empty(BLOCK_VALUES, dtype=torch.int64)
+
+
+class RoundSum:
+    """The sum of at most `num_sites` updates, each of a weight up to `max_weight` and of values up to `bound`.
+
+    `check` may run in many threads at once; `fold` and `merge` take turns.
+
+    Memory: 8 bytes a value (16 where differences are float64) and three blocks a thread.
+    """
+
+    def __init__(self, layout: UpdateLayout, *, num_sites: int, max_weight: int, bound: float) -> None:
+        if not (1 <= num_sites <= MAX_SITES and 1 <= max_weight <= MAX_WEIGHT and 0 < bound < math.inf):
+            raise ValueError(f"a sum of {num_sites} sites, weights up to {max_weight}, values up to {bound}")
+        self.layout = layout
+        self.num_sites = num_sites
+        self.max_weight = max_weight
+        self.bound = bound
+        self._exponent = quantum_exponent(bound, num_sites)
+        self._low_exponent = _bits(num_sites) - SUM_BITS - 1  # of the second limb's unit, in quanta
+        self._high_V = torch.zeros(layout.num_values, dtype=torch.int64)
+        self._low_L = torch.zeros(layout.num_low_values, dtype=torch.int64)
+        self._raws: dict[str, Tensor] = {}  # uint8, by tensor name
+        self._weights: dict[str, int] = {}  # by site
+        self._scratch = _Scratch()
+        self._lock = threading.Lock()
+
+    @property
+    def sites(self) -> frozenset[str]:
+        """Sites whose update is in the sum."""
+        return frozenset(self._weights)
+
+    @property
+    def num_updates(self) -> int:
+        return len(self._weights)
+
+    @property
+    def sum_weights(self) -> int:
+        return sum(self._weights.values())
+
+    # --- check ------------------------------------------------------------------------------------------------------
+
+    def check(
+        self, payload: Buffer, weight: int, *, site: str = "", round: int = 0, crc32: int | None = None
+    ) -> None:
+        """Returns where the update can be folded. Reads every byte and changes nothing.
+
+        Args:
+            crc32: of all bytes (zlib), where the caller has not compared it while receiving.
+
+        Raises:
+            BadUpdate: names tensor, value and bound.
+        """
+        try:
+            self._check_weight(weight)
+            self._check_frame(payload, crc32)
+            data = byte_view(payload)
+            for segment in self.layout.segments:
+                self._check_segment(segment, data[segment.offset : segment.offset + segment.num_bytes])
+            for entry in self.layout.raws:
+                _check_raw(entry, data[entry.offset : entry.offset + entry.num_bytes])
+        except BadUpdate as error:
+            error.site, error.round = site, round
+            raise
+
+    def _check_weight(self, weight: int) -> None:
+        if not 1 <= weight <= self.max_weight:
+            raise BadUpdate(
+                f"weight is {weight}, wanted 1 to {self.max_weight}, the largest that the cohort declared",
+                field="weight",
+                value=weight,
+                bound=f"1 to {self.max_weight}",
+            )
+
+    def _check_frame(self, payload: Buffer, crc32: int | None) -> None:
+        data, wanted = memoryview(payload).cast("B"), self.layout.num_bytes
+        if data.nbytes != wanted:
+            raise BadUpdate(
+                f"update is {data.nbytes} bytes, this model and codec make {wanted}",
+                field="update",
+                value=data.nbytes,
+                bound=wanted,
+            )
+        if data[:HEADER_BYTES] != self.layout.header:
+            raise BadUpdate(
+                "update was made for another model, codec or policy of buffers than this run's; update the older side",
+                field="header",
+                value=bytes(data[:HEADER_BYTES]).hex(),
+                bound=self.layout.header.hex(),
+            )
+        if crc32 is not None and (found := zlib.crc32(data)) != crc32:
+            raise BadUpdate("update is damaged: its checksum differs", field="crc32", value=found, bound=crc32)
+        for start, stop in self.layout.gaps:
+            if any(data[start:stop]):
+                raise BadUpdate(f"bytes {start} to {stop} between tensors are not zero", field="padding", bound=0)
+
+    def _check_segment(self, segment: Segment, region: Tensor) -> None:
+        for start, stop in blocks(segment.num_values):
+            try:
+                magnitude = segment.encoding.magnitude(region, start, stop)
+            except ValueError as error:
+                spec = self._spec_at(segment.index + start)
+                raise BadUpdate(
+                    f'tensor "{spec.name}" holds {error}, which {segment.encoding.name} never writes', field=spec.name
+                ) from None
+            if not magnitude <= self.bound:  # NaN compares false
+                raise self._out_of_bounds(segment, region, start, stop)
+
+    def _out_of_bounds(self, segment: Segment, region: Tensor, start: int, stop: int) -> BadUpdate:
+        value_P = torch.empty(stop - start, dtype=torch.float64)
+        segment.encoding.decode(region, start, value_P)
+        beyond = (~(value_P.abs() <= self.bound)).nonzero()
+        # A scale may be out of bounds though the levels beside it are small: then the first value of the block names it.
+        place = int(beyond[0]) if beyond.numel() else 0
+        spec = self._spec_at(segment.index + start + place)
+        value = value_P[place].item()
+        return BadUpdate(
+            f'tensor "{spec.name}" moves by {value}, the bound is {self.bound:g}; lower the learning rate, or raise '
+            "strategy.sum.bound in the job",
+            field=spec.name,
+            value=value,
+            bound=self.bound,
+        )
+
+    def _spec_at(self, index: int) -> TensorSpec:
+        """The tensor that value `index` of the flat vector belongs to."""
+        return next(e.spec for e in self.layout.means if e.index <= index < e.index + e.num_values)
+
+    # --- fold -------------------------------------------------------------------------------------------------------
+
+    def fold(self, site: str, payload: Buffer, weight: int) -> None:
+        """Adds an update that passed `check`.
+
+        Raises:
+            ValueError: the site is in the sum already, the sum is full, or the weight was never checked.
+        """
+        data = byte_view(payload)
+        with self._lock:
+            self._admit(frozenset({site}))
+            if not 1 <= weight <= self.max_weight or data.numel() != self.layout.num_bytes:
+                raise ValueError(f"an update of weight {weight} and {data.numel()} bytes was folded unchecked")
+            # w / w_max is rounded once, in float64; the power of two changes only the exponent.
+            factor = math.ldexp(weight / self.max_weight, -self._exponent)
+            for segment in self.layout.segments:
+                self._fold_segment(segment, data[segment.offset : segment.offset + segment.num_bytes], factor)
+            for entry in self.layout.raws:
+                self._fold_raw(entry, data[entry.offset : entry.offset + entry.num_bytes], frozenset({site}))
+            self._weights[site] = weight
+
+    def _admit(self, sites: frozenset[str]) -> None:
+        if twice := sorted(sites & self.sites):
+            raise ValueError(f"the update of {', '.join(twice)} is in the sum already")
+        if len(sites) + len(self._weights) > self.num_sites:
+            raise ValueError(f"the sum has room for {self.num_sites} sites")
+
+    def _fold_segment(self, segment: Segment, region: Tensor, factor: float) -> None:
+        scratch = self._scratch
+        for start, stop in blocks(segment.num_values):
+            value_P, term_P = scratch.value_P[: stop - start], scratch.term_P[: stop - start]
+            segment.encoding.decode(region, start, value_P)
+            value_P.mul_(factor)
+            if segment.encoding.two_limbs:
+                whole_P = torch.round(value_P, out=scratch.whole_P[: stop - start])
+                term_P.copy_(value_P.sub_(whole_P).mul_(2.0**-self._low_exponent).round_())
+                low = segment.low_index + start
+                self._low_L[low : low + stop - start].add_(term_P)
+            else:
+                whole_P = value_P.round_()
+            term_P.copy_(whole_P)
+            self._high_V[segment.index + start : segment.index + stop].add_(term_P)
+
+    def _fold_raw(self, entry: RawEntry, region: Tensor, sites: frozenset[str]) -> None:
+        name, known = entry.spec.name, self._raws.get(entry.spec.name)
+        if known is None:
+            self._raws[name] = region.clone()
+        elif entry.choice == "max":
+            _maximum(entry.spec, known, region)
+        elif min(sites) < min(self._weights):
+            known.copy_(region)
+
+    def merge(self, other: Self) -> None:
+        """Adds the sum of other sites: the same bytes as folding their updates here.
+
+        Raises:
+            ValueError: the sums are of different layouts, bounds, cohorts or weights, or have a site in common.
+        """
+        if other._terms != self._terms:
+            raise ValueError(f"sums of different terms cannot be added: {other._terms[1:]}, here {self._terms[1:]}")
+        with self._lock:
+            self._admit(other.sites)
+            self._high_V.add_(other._high_V)
+            self._low_L.add_(other._low_L)
+            for entry in self.layout.raws:
+                if other.sites:
+                    self._fold_raw(entry, other._raws[entry.spec.name], other.sites)
+            self._weights.update(other._weights)
+
+    @property
+    def _terms(self) -> tuple[bytes, int, int, float]:
+        return self.layout.header, self.num_sites, self.max_weight, self.bound
+
+    # --- result -----------------------------------------------------------------------------------------------------
+
+    def mean(self, index: int, out_P: Tensor) -> None:
+        """Writes values from `index` on of the weighted mean of differences, sum(w x) / sum(w), as float64.
+
+        Two roundings, both relative 2^-53: of the factor w_max / sum(w), and of the product.
+
+        Raises:
+            ValueError: no update was folded.
+        """
+        if not self._weights:
+            raise ValueError("no update was folded, so there is no mean")
+        stop = index + out_P.numel()
+        out_P.copy_(self._high_V[index:stop])
+        for start, end, low in self._low_parts(index, stop):
+            part_P = self._low_L[low : low + end - start].double()
+            out_P[start - index : end - index].add_(part_P, alpha=2.0**self._low_exponent)
+        out_P.mul_(math.ldexp(self.max_weight / self.sum_weights, self._exponent))
+
+    def _low_parts(self, index: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Parts of values `index` to `stop` that have a second limb: start, end, and place of the start in it."""
+        for segment in self.layout.segments:
+            start, end = max(index, segment.index), min(stop, segment.index + segment.num_values)
+            if segment.encoding.two_limbs and start < end:
+                yield start, end, segment.low_index + start - segment.index
+
+    def raw(self, name: str) -> Tensor:
+        """The combined bytes (uint8, flat) of a tensor that travels as values.
+
+        Raises:
+            ValueError: no update was folded.
+        """
+        if not self._weights:
+            raise ValueError("no update was folded, so there are no values")
+        return self._raws[name]
+
+
+def _check_raw(entry: RawEntry, region: Tensor) -> None:
+    dtype = DTYPES[entry.spec.dtype]
+    if dtype is torch.bool and region.numel() and int(region.max()) > 1:
+        raise BadUpdate(
+            f'tensor "{entry.spec.name}" is bool and holds bytes other than 0 and 1',
+            field=entry.spec.name,
+            value=int(region.max()),
+            bound="0 or 1",
+        )
+    if dtype.is_floating_point or dtype.is_complex:
+        require_finite(entry.spec, region.view(dtype))
+
+
+def _maximum(spec: TensorSpec, known: Tensor, region: Tensor) -> None:
+    """Elementwise, in place; by numpy, since torch compares no unsigned integers wider than a byte."""
+    kept, new = known.numpy().view(spec.dtype), region.numpy().view(spec.dtype)
+    np.maximum(kept, new, out=kept)

@@ -1,0 +1,53 @@
+"""Uniform numbers for stochastic rounding: a function of a secret, run, round and place in the model.
+
+So a restarted worker, and each rank of a site for its own slice, draw the same numbers and write the same bytes.
+Assumption: the secret is the site's own. Whoever knows it could undo the rounding, which hides nothing but the lost
+digits; it is never used for masks or noise. With `seeded_secret` (tests, simulations) everybody knows it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from torch import Tensor
+
+SECRET_BYTES = 32
+_VALUES_PER_BLOCK = 4  # 16 bytes of AES make four 32-bit numbers
+
+
+def rounding_key(secret: bytes, run: str, round: int) -> bytes:
+    """The 32-byte AES key for one round of a run.
+
+    Raises:
+        ValueError: the secret is not 32 bytes.
+    """
+    if len(secret) != SECRET_BYTES:
+        raise ValueError(f"the secret of rounding has {len(secret)} bytes, wanted {SECRET_BYTES}")
+    message = b"atoll/rounding/1\x00" + run.encode() + b"\x00" + round.to_bytes(4, "little")
+    return hmac.digest(secret, message, "sha256")
+
+
+def seeded_secret(seed: int, site: str) -> bytes:
+    """A secret that follows from the job's seed, for runs that must be reproducible from outside."""
+    return hashlib.sha256(b"atoll/rounding-seed/1\x00" + seed.to_bytes(8, "little") + site.encode()).digest()
+
+
+class Rounding:
+    """Numbers in [0, 1) on a grid of 2^-24, by AES-256 in counter mode: 9 GB/s of key stream, seekable."""
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = algorithms.AES256(key)
+
+    def uniform(self, start: int, count: int) -> Tensor:
+        """float32 numbers `start` to `start` + `count` of the sequence that belongs to the key."""
+        if count == 0:
+            return torch.empty(0)
+        block, skipped = divmod(start, _VALUES_PER_BLOCK)
+        encryptor = Cipher(self._cipher, modes.CTR(block.to_bytes(16, "big"))).encryptor()
+        stream = encryptor.update(bytes(4 * (skipped + count)))
+        bits = np.frombuffer(stream, dtype="<u4")[skipped:] >> np.uint32(8)
+        return torch.from_numpy(bits.astype(np.float32) * np.float32(2**-24))
