@@ -1,0 +1,390 @@
+"""One run being done: takes events one after the other, writes each down, then does what the state table says.
+
+Invariant: nothing is sent, folded or committed before the event that causes it is in the journal. A driver that starts
+over a journal goes on where the last one stopped; every action may happen twice without harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from atoll.aggregation.strategy import Committed, Left, Ready, TimerFired
+from atoll.server.events import (
+    Broken,
+    EvaluationEnded,
+    RunEvent,
+    ServerEvaluated,
+    TaskLost,
+    WaitEnded,
+    decode_event,
+    encode_event,
+)
+from atoll.server.models import RunModels
+from atoll.server.pipeline import Pipeline
+from atoll.server.records import RoundRow, RunRow
+from atoll.server.round import Metrics, Round
+from atoll.server.run import (
+    AnnounceCommit,
+    ArmTimer,
+    CommitRound,
+    EndRun,
+    EvaluateHere,
+    OpenRound,
+    Phase,
+    Plan,
+    RunAction,
+    RunState,
+    SendTask,
+    Task,
+    WithdrawTask,
+    advance,
+    begin,
+    outstanding,
+    replay,
+)
+from atoll.server.store import Store
+from atoll.server.summary import RunSummary
+from atoll.wire import control_pb2 as pb
+from atoll.wire.errors import DiskFull, RemoteError, Stale, TooFewSites, Unavailable, to_detail
+from atoll.wire.job import Job
+from atoll.wire.manifest import Manifest
+
+log = logging.getLogger(__name__)
+
+DISK_PATIENCE_S = 5.0  # between tries while the disk is full; a person frees space within minutes
+EVALUATION_PATIENCE_S = 300.0  # how long a run that has its last version waits for evaluations
+
+T = TypeVar("T")
+
+
+class Surroundings(Protocol):
+    """What a run needs of the server around it."""
+
+    def send(self, site: str, **body: object) -> None:
+        """Queue a control message for a site, if it is attached."""
+        ...
+
+    def withdraw_transfers(self, run: str, site: str | None, reason: RemoteError) -> None:
+        """Take back the grants of a site in a run, or of all sites."""
+        ...
+
+    def shortfall(self, run: str) -> str:
+        """Who is missing for this run to start, and why, in words."""
+        ...
+
+    async def evaluate(self, driver: RunDriver, job: Job, version: int) -> Metrics:
+        """Metric sums of a version on the server's own data."""
+        ...
+
+    def transferred(self, run: str) -> tuple[int, int]:
+        """Bytes received and sent for this run since the server started."""
+        ...
+
+    def run_ended(self, run: str) -> None:
+        """The run holds no places at its sites any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Item:
+    event: RunEvent | None
+    then: Callable[[], Awaitable[None]] | None  # after the journal, before the actions; also where nothing changed
+
+
+class RunDriver:
+    """The one task that changes the state of a run."""
+
+    def __init__(
+        self,
+        *,
+        row: RunRow,
+        job: Job,
+        plan: Plan,
+        pipeline: Pipeline,
+        models: RunModels,
+        manifest: Manifest,
+        store: Store,
+        around: Surroundings,
+        keep_versions: int,
+    ) -> None:
+        self.run = row.run
+        self.job = job
+        self.plan = plan
+        self.pipeline = pipeline
+        self.models = models
+        self.manifest = manifest
+        self.state: RunState = begin(plan)
+        self.summary = RunSummary(row, plan.num_rounds)
+        self._row = row
+        self._keep_versions = keep_versions
+        self._store = store
+        self._around = around
+        self._inbox: asyncio.Queue[_Item] = asyncio.Queue()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._started = asyncio.Event()
+
+    # --- from outside -----------------------------------------------------------------------------------------------
+
+    def tell(self, event: RunEvent | None, then: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Put an event in the run's queue; `then` runs once the event is durable and before its consequences."""
+        self._inbox.put_nowait(_Item(event=event, then=then))
+
+    @property
+    def takes_sites(self) -> bool:
+        """Whether a site that joins now can still be of use."""
+        return self._started.is_set() and self.state.phase in (Phase.WAITING, Phase.RUNNING)
+
+    def offer(self, num_sites: int) -> pb.RunOffer:
+        """What a site is asked; `num_sites` are asked in all."""
+        return pb.RunOffer(
+            run=self.run,
+            job=self._row.job,
+            manifest=self.manifest.encode(),
+            app_hash=self._row.app_hash,
+            submitted_by=self._row.submitted_by,
+            num_sites=num_sites,
+        )
+
+    def site_gone(self, site: str, reason: str) -> None:
+        """A member's lease ran out, or it left: nobody waits for it, and what only it still held is lost."""
+        self.tell(Left(site=site, reason=reason))
+        for round_ in self.state.rounds.values():
+            update = round_.updates.get(site)
+            if update is not None and site in self.pipeline.lacks(round_):
+                self.tell(TaskLost(task=update.task, attempt=update.attempt, site=site, reason=reason))
+
+    def resend_tasks(self, site: str) -> None:
+        """Tell a site that is back again what is open for it, and how far the run is."""
+        if self.state.version:
+            assert self.state.committed is not None
+            number = self.state.committed.number
+            self._around.send(site, committed=pb.Committed(run=self.run, round=number, version=self.state.version))
+        for task in self.state.tasks.values():
+            if task.site == site:
+                self._send_task(task)
+
+    async def started(self) -> None:
+        """Returns when the journal is replayed and `state` can be read."""
+        await self._started.wait()
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    async def drive(self) -> None:
+        """Do the run to its end. A fault of the server's own ends it as failed and says why."""
+        try:
+            await self._go_on()
+            while self.state.phase is not Phase.ENDED:
+                item = await self._inbox.get()
+                await self._take(item)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            log.exception("run %s: the server cannot go on with it", self.run)
+            await self._break(f"{type(error).__name__}: {error}")
+        finally:
+            self._quiet()
+
+    async def _go_on(self) -> None:
+        entries = await asyncio.to_thread(self._store.events, self.run)
+        self.state = replay(self.plan, [decode_event(entry) for entry in entries])
+        self.summary.restore(await asyncio.to_thread(self._store.rounds, self.run))
+        self.models.prepare()
+        self._started.set()
+        if self.state.phase is Phase.ENDED:  # killed between the last event and the status that people see
+            await self._act(EndRun(outcome=self.state.outcome, reason=self.state.reason))
+        for action in outstanding(self.plan, self.state):
+            await self._act(action)
+        if self.state.phase is Phase.WAITING:
+            self._later("wait for sites", self.job.job.wait_for_sites, self._end_wait)
+
+    async def _take(self, item: _Item) -> None:
+        actions: tuple[RunAction, ...] = ()
+        if item.event is not None:
+            state, actions = advance(self.plan, self.state, item.event)
+            if state is not self.state:
+                await self._durably(self._store.append, self.run, [encode_event(item.event)])
+                self.state = state
+        if item.then is not None:
+            await item.then()
+        for action in actions:
+            await self._act(action)
+        await self._commit_if_whole()
+        await self._after(item.event)
+
+    async def _after(self, event: RunEvent | None) -> None:
+        """Keep what people see in step with the state."""
+        number = self.summary.observe(event, self.state)
+        if number is not None and self.summary.evaluation_settled(number, self.state):
+            record = self.summary.record(number).SerializeToString()
+            await self._durably(self._store.update_round_record, self.run, number, record)
+
+    async def _act(self, action: RunAction) -> None:
+        match action:
+            case OpenRound(round=round_):
+                self.pipeline.open_round(round_)
+                self.summary.round_opened(round_.number, time.monotonic(), self._around.transferred(self.run))
+                await self._mark_running()
+            case SendTask(task=task):
+                self._send_task(task)
+            case WithdrawTask(task=task, reason=reason):
+                self._withdraw(task, reason)
+            case CommitRound():
+                pass  # `_commit_if_whole` follows, here and whenever bytes that were lacking arrive
+            case ArmTimer(name=name, after_s=after_s):
+                self._arm(name, after_s)
+            case EvaluateHere(version=version):
+                self._spawn(self._evaluate(version))
+            case AnnounceCommit(round=number, version=version):
+                self._announce(number, version)
+            case EndRun():
+                await self._end(action)
+
+    # --- committing -------------------------------------------------------------------------------------------------
+
+    async def _commit_if_whole(self) -> None:
+        for round_ in list(self.state.rounds.values()):
+            if round_.closing and not set(round_.closing) & set(self.pipeline.lacks(round_)):
+                await self._commit(round_)
+
+    async def _commit(self, round_: Round) -> None:
+        """The one durable point of a round: journal entry, record and model version in one transaction."""
+        new = await self._durably(self.pipeline.make_version, round_, self.state.version)
+        event = Committed(round=round_.number, version=new.version)
+        record = self.summary.round_closed(round_, new.version, time.monotonic(), self._around.transferred(self.run))
+        row = RoundRow(
+            round=round_.number,
+            version=new.version,
+            record=record.SerializeToString(),
+            model_crc32=new.crc32,
+            num_bytes=new.num_bytes,
+        )
+        await self._durably(self._store.commit_round, self.run, [encode_event(event)], row)
+        self.state, actions = advance(self.plan, self.state, event)
+        self.pipeline.drop(round_.number)
+        log.info("run %s: round %d committed as version %d", self.run, round_.number, new.version)
+        for action in actions:
+            await self._act(action)
+        await self._after(event)
+        if self.state.phase is Phase.FINISHING:
+            version = self.state.version
+            self._later("evaluation", EVALUATION_PATIENCE_S, lambda: self.tell(EvaluationEnded(version=version)))
+
+    def _announce(self, number: int, version: int) -> None:
+        for site in {**self.state.members, **self.state.former}:
+            self._around.send(site, committed=pb.Committed(run=self.run, round=number, version=version))
+        self._spawn(self._prune())
+
+    async def _prune(self) -> None:
+        in_use = {round_.base_version for round_ in self.state.rounds.values()} | set(self.state.evaluations)
+        newest = set(range(max(0, self.state.version - self._keep_versions + 1), self.state.version + 1))
+        await asyncio.to_thread(self.models.prune, in_use | newest | {self.state.version})
+
+    # --- tasks and timers -------------------------------------------------------------------------------------------
+
+    def _send_task(self, task: Task) -> None:
+        kind = pb.TRAIN if task.kind == "train" else pb.EVALUATE
+        message = pb.Task(
+            key=pb.TaskKey(run=self.run, task=task.task, attempt=task.attempt),
+            kind=kind,
+            round=task.round,
+            base_version=task.base_version,
+        )
+        self._around.send(task.site, task=message)
+
+    def _withdraw(self, task: Task, reason: str) -> None:
+        error = Stale(f"task {task.task} is withdrawn: {reason}", site=task.site, run=self.run, round=task.round)
+        key = pb.TaskKey(run=self.run, task=task.task, attempt=task.attempt)
+        self._around.send(task.site, cancel_task=pb.CancelTask(key=key, reason=to_detail(error)))
+        if task.kind == "train":
+            self._around.withdraw_transfers(self.run, task.site, error)
+
+    def _arm(self, name: str, after_s: float) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+        if after_s > 0:
+            self._later(name, after_s, lambda: self.tell(TimerFired(name=name)))
+
+    def _later(self, name: str, after_s: float, do: Callable[[], None]) -> None:
+        self._timers[name] = asyncio.get_running_loop().call_later(after_s, do)
+
+    def _end_wait(self) -> None:
+        self.tell(WaitEnded(reason=self._around.shortfall(self.run)))
+
+    def nobody_left_to_ask(self) -> None:
+        """All offers are answered: the members so far are who there is."""
+        if self.state.phase is Phase.WAITING and len(self.state.members) >= self.plan.schedule.min_sites:
+            self.tell(Ready())
+
+    async def _evaluate(self, version: int) -> None:
+        try:
+            metrics = await self._around.evaluate(self, self.job, version)
+        except RemoteError as error:
+            log.warning("run %s: version %d is not evaluated here: %s", self.run, version, error.message)
+            self.tell(ServerEvaluated(version=version, metrics={}, error=error.message))
+        else:
+            self.tell(ServerEvaluated(version=version, metrics=metrics))
+
+    # --- beginning and end ------------------------------------------------------------------------------------------
+
+    async def _mark_running(self) -> None:
+        if self.summary.status != "running":
+            self._arm("wait for sites", 0)
+            self.summary.set_status("running")
+            await self._durably(self._store.set_status, self.run, "running", None)
+
+    async def _end(self, action: EndRun) -> None:
+        status = action.outcome.value
+        kind = TooFewSites if action.outcome.value == "failed" else Unavailable
+        reason = to_detail(kind(action.reason, run=self.run)) if action.reason else None
+        await self._durably(self._store.set_status, self.run, status, reason.SerializeToString() if reason else None)
+        for number in list(self.summary.open_rounds):
+            self.pipeline.drop(number)
+        ended = pb.RunEnded(run=self.run, status=status)
+        if reason is not None:
+            ended.reason.CopyFrom(reason)
+        for site in {**self.state.members, **self.state.former}:
+            self._around.send(site, run_ended=ended)
+        self._around.withdraw_transfers(self.run, None, Stale(f"run {self.run} is over", run=self.run))
+        self.summary.set_status(status, reason)
+        self._around.run_ended(self.run)
+        log.info("run %s: %s%s", self.run, status, f": {action.reason}" if action.reason else "")
+
+    async def _break(self, reason: str) -> None:
+        self.state, actions = advance(self.plan, self.state, Broken(reason=reason))
+        try:
+            await self._durably(self._store.append, self.run, [encode_event(Broken(reason=reason))])
+        finally:
+            self._started.set()
+            for action in actions:
+                await self._act(action)
+
+    def _quiet(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        for task in self._background:
+            task.cancel()
+
+    async def _durably(self, write: Callable[..., T], *arguments: object) -> T:
+        """The result of a write that may find the disk full: told to people, and tried again until there is room."""
+        while True:
+            try:
+                result = await asyncio.to_thread(write, *arguments)
+            except DiskFull as error:
+                log.error("run %s waits for disk space: %s", self.run, error)
+                self.summary.set_trouble(f"waits for disk space at the server: {error}")
+                await asyncio.sleep(DISK_PATIENCE_S)
+            else:
+                self.summary.set_trouble("")
+                return result
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)

@@ -1,0 +1,124 @@
+"""What happens to a run, as values, and their form in the journal.
+
+Every event is written down before anything is done about it, so the journal alone rebuilds the state of a run.
+New kinds may be added; the meaning of one that was ever written never changes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.aggregation.strategy import Committed, Joined, Left, Ready, TimerFired
+from atoll.server.round import Metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateAccepted:
+    """The update of a training task is whole and valid."""
+
+    task: str
+    attempt: int
+    site: str
+    round: int
+    weight: int
+    metrics: Metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskLost:
+    """A task came to nothing, or the bytes of an accepted update are gone."""
+
+    task: str
+    attempt: int
+    site: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteEvaluated:
+    """A site's metric sums of a model version."""
+
+    task: str
+    attempt: int
+    site: str
+    metrics: Metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerEvaluated:
+    """Metric sums of a model version on the server's own data; `error` where the evaluation failed."""
+
+    version: int
+    metrics: Metrics
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationEnded:
+    """Nobody waits for the remaining evaluations of this version any more."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitEnded:
+    """The bounded wait for enough sites is over; `reason` says who is missing and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAsked:
+    """A person stopped the run."""
+
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """The server itself cannot go on with the run, for example since its disk is full."""
+
+    reason: str
+
+
+RunEvent = (
+    Joined
+    | Left
+    | Ready
+    | TimerFired
+    | Committed
+    | UpdateAccepted
+    | TaskLost
+    | SiteEvaluated
+    | ServerEvaluated
+    | EvaluationEnded
+    | WaitEnded
+    | StopAsked
+    | Broken
+)
+
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in RunEvent.__args__}
+
+
+def encode_event(event: RunEvent) -> bytes:
+    """The event as one JSON object, as the journal keeps it."""
+    return json.dumps({"event": type(event).__name__, **dataclasses.asdict(event)}, sort_keys=True).encode()
+
+
+def decode_event(data: bytes) -> RunEvent:
+    """The event in a journal entry.
+
+    Raises:
+        ValueError: the entry is not one of ours: the database was written by a newer version, or is damaged.
+    """
+    fields = json.loads(data)
+    name = fields.pop("event", None)
+    if name not in _KINDS:
+        raise ValueError(f"journal entry of unknown kind {name!r}: was it written by a newer version?")
+    if "metrics" in fields:
+        fields["metrics"] = {key: (float(pair[0]), float(pair[1])) for key, pair in fields["metrics"].items()}
+    event: RunEvent = _KINDS[name](**fields)
+    return event

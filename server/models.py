@@ -1,0 +1,74 @@
+"""The committed versions of one run on disk: `<version>.safetensors`, and the server optimizer's state beside each.
+
+Invariant: a file under its final name is whole (written, fsynced, renamed). Which versions count is for the database
+to say: a file that no commit names is overwritten by the next attempt at that version.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from atoll.wire.errors import Unknown
+from atoll.wire.manifest import Manifest
+from atoll.wire.model_file import ModelFile, create, open_model
+
+
+class RunModels:
+    """Model versions of one run."""
+
+    def __init__(self, folder: Path, run: str, manifest: Manifest) -> None:
+        self._folder = folder / run
+        self._run = run
+        self._manifest = manifest
+
+    def prepare(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def path(self, version: int) -> Path:
+        return self._folder / f"{version}.safetensors"
+
+    def optimizer_path(self, version: int) -> Path:
+        """Stem of the optimizer's files that belong to `version`."""
+        return self._folder / f"{version}.optimizer"
+
+    def has(self, version: int) -> bool:
+        return self.path(version).exists()
+
+    def open(self, version: int) -> ModelFile:
+        """The version's file, mapped for reading.
+
+        Raises:
+            Unknown: it was never committed, or retention has removed it.
+        """
+        if not self.has(version):
+            raise Unknown(
+                f"run {self._run} has no model version {version} on disk: only the newest are kept",
+                run=self._run,
+                field="version",
+                value=version,
+            )
+        return open_model(self.path(version))
+
+    def create(self, version: int, metadata: dict[str, str]) -> AbstractContextManager[memoryview]:
+        """Bytes of a new version to be filled; under its name and durable when the block ends without an error.
+
+        Raises:
+            DiskFull: no room; nothing is left behind.
+        """
+        return create(
+            self.path(version), self._manifest, {"atoll.run": self._run, "atoll.version": str(version)} | metadata
+        )
+
+    def prune(self, keep: Collection[int]) -> None:
+        """Remove every version that is not in `keep`, with its optimizer state."""
+        for path in self._folder.iterdir():
+            stem = path.name.split(".", 1)[0]
+            if stem.isdigit() and int(stem) not in keep:
+                path.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Forget the run's files altogether."""
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,238 @@
+"""Every run that the server knows: the open ones with their drivers, and what researchers ask of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime
+
+from atoll.aggregation.strategy import resolve
+from atoll.server.driver import RunDriver, Surroundings
+from atoll.server.events import StopAsked
+from atoll.server.models import RunModels
+from atoll.server.pipeline import Pipeline
+from atoll.server.records import OPEN_STATUSES, RunRow
+from atoll.server.run import Plan
+from atoll.server.security import Caller
+from atoll.server.settings import ServerFolder, ServerSettings
+from atoll.server.store import Store
+from atoll.server.submission import Submission, read_submission
+from atoll.server.summary import RunSummary
+from atoll.server.transfers import Sink, Transfers
+from atoll.wire import runs_pb2
+from atoll.wire.errors import NotAllowed, Stale, TooLarge, Unknown
+from atoll.wire.job import Job, decode_job
+from atoll.wire.manifest import Manifest
+from atoll.wire.names import new_run_id
+
+
+class OpenRuns:
+    """Drivers by run, oldest first. `on_change` is called when a run opens or ends."""
+
+    def __init__(
+        self,
+        *,
+        settings: ServerSettings,
+        folder: ServerFolder,
+        store: Store,
+        transfers: Transfers,
+        around: Surroundings,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._store = store
+        self._transfers = transfers
+        self._around = around
+        self._on_change = on_change
+        self._drivers: dict[str, RunDriver] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._submissions: dict[str, Submission] = {}  # runs whose version 0 is not here yet
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Go on with every run that was open when the server last ended."""
+        for row in reversed(await asyncio.to_thread(self._store.runs)):
+            if row.status in OPEN_STATUSES:
+                manifest = Manifest.decode(await asyncio.to_thread(self._store.manifest, row.run))
+                if row.status == "uploading":
+                    self._expect_model(row, manifest)
+                else:
+                    self._drive(row, manifest)
+        for driver in self:
+            await driver.started()
+
+    async def close(self) -> None:
+        """Stop all drivers where they are; their journals hold the rest."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for submission in self._submissions.values():
+            submission.close()
+
+    def ended(self, run: str) -> None:
+        """Forget a run whose driver has come to its end."""
+        self._drivers.pop(run, None)
+        self._tasks.pop(run, None)
+        self._on_change()
+
+    def get(self, run: str) -> RunDriver | None:
+        return self._drivers.get(run)
+
+    def __iter__(self) -> Iterator[RunDriver]:
+        return iter(list(self._drivers.values()))
+
+    def __contains__(self, run: object) -> bool:
+        return run in self._drivers
+
+    # --- submitting -------------------------------------------------------------------------------------------------
+
+    async def submit(self, caller: Caller, request: runs_pb2.SubmitRequest) -> runs_pb2.SubmitReply:
+        """See `RunsService.Submit`."""
+        job, manifest = read_submission(request, self._settings)
+        most = self._settings.limits.max_open_runs
+        if len(self._drivers) + len(self._submissions) >= most:
+            text = f"{most} runs are open already; wait for one to end, or stop one"
+            raise TooLarge(text, field="max_open_runs", bound=most)
+        row = RunRow(
+            run=new_run_id(),
+            name=job.job.name,
+            job=job.canonical(),
+            app_hash=request.app_hash,
+            submitted_by=caller.name,
+            crc32=request.crc32,
+            status="uploading",
+            reason=None,
+            submitted_at=datetime.now(UTC),
+        )
+        create = self._store.create_run
+        row = await asyncio.to_thread(create, row, manifest=request.manifest, request=request.request)
+        if row.status != "uploading":
+            return runs_pb2.SubmitReply(run=row.run)
+        if row.run not in self._submissions:
+            self._expect_model(row, manifest)
+        grant = self._transfers.grant_upload(caller.name, row.run, manifest.num_bytes)
+        grant.offset = self._submissions[row.run].slot.received_bytes
+        return runs_pb2.SubmitReply(run=row.run, upload=grant)
+
+    def sink(self, run: str) -> Sink:
+        """Where the bytes of version 0 of a run go.
+
+        Raises:
+            Stale: the run awaits no model (any more).
+        """
+        submission = self._submissions.get(run)
+        if submission is None:
+            raise Stale(f"run {run} awaits no model: it has one, or was stopped", run=run)
+        return submission
+
+    def _expect_model(self, row: RunRow, manifest: Manifest) -> None:
+        async def queue() -> None:
+            await asyncio.to_thread(self._store.set_status, row.run, "queued", None)
+            self._submissions.pop(row.run, None)
+            driver = self._drive(await asyncio.to_thread(self._store.run, row.run), manifest)
+            await driver.started()
+            self._on_change()
+
+        self._submissions[row.run] = Submission(
+            row=row,
+            manifest=manifest,
+            models=RunModels(self._folder.models, row.run, manifest),
+            staging=self._folder.staging,
+            queue=queue,
+        )
+
+    def _drive(self, row: RunRow, manifest: Manifest) -> RunDriver:
+        job = decode_job(row.job)
+        models = RunModels(self._folder.models, row.run, manifest)
+        driver = RunDriver(
+            row=row,
+            job=job,
+            plan=plan_of(job),
+            pipeline=Pipeline(run=row.run, strategy=resolve(job), manifest=manifest, models=models),
+            models=models,
+            manifest=manifest,
+            store=self._store,
+            around=self._around,
+            keep_versions=self._settings.limits.keep_versions,
+        )
+        self._drivers[row.run] = driver
+        self._tasks[row.run] = asyncio.create_task(driver.drive(), name=f"run {row.run}")
+        return driver
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    async def list(self) -> list[runs_pb2.RunSnapshot]:
+        """All runs, newest first, without their rounds."""
+        rows = await asyncio.to_thread(self._store.runs)
+        return [(await self._summary(row)).snapshot(with_rounds=False) for row in rows]
+
+    async def watch(self, run: str) -> AsyncIterator[runs_pb2.RunSnapshot]:
+        """See `RunsService.Watch`."""
+        summary = await self._summary(await asyncio.to_thread(self._store.run, run))
+        while True:
+            seen = summary.changes
+            snapshot = summary.snapshot()
+            yield snapshot
+            if snapshot.status not in OPEN_STATUSES:
+                return
+            if snapshot.status == "uploading":
+                await asyncio.sleep(1.0)
+                summary = await self._summary(await asyncio.to_thread(self._store.run, run))
+                continue
+            await summary.changed(seen)
+
+    async def _summary(self, row: RunRow) -> RunSummary:
+        driver = self._drivers.get(row.run)
+        if driver is not None:
+            return driver.summary
+        summary = RunSummary(row, decode_job(row.job).job.rounds)
+        summary.restore(await asyncio.to_thread(self._store.rounds, row.run))
+        return summary
+
+    # --- changing, and fetching -------------------------------------------------------------------------------------
+
+    async def stop(self, caller: Caller, run: str) -> None:
+        """See `RunsService.Stop`."""
+        row = await asyncio.to_thread(self._store.run, run)
+        if caller.role == "researcher" and row.submitted_by != caller.name:
+            raise NotAllowed(f"run {run} is {row.submitted_by}'s: only they or an operator can stop it", run=run)
+        submission = self._submissions.pop(run, None)
+        driver = self._drivers.get(run)
+        if submission is not None:
+            submission.close()
+            await asyncio.to_thread(self._store.set_status, run, "stopped", None)
+        elif driver is not None:
+            driver.tell(StopAsked(by=caller.name))
+        else:
+            raise Stale(f"run {run} is over already: {row.status}", run=run)
+
+    async def model(self, caller: Caller, run: str, version: int | None) -> runs_pb2.ModelReply:
+        """See `RunsService.Model`."""
+        row = await asyncio.to_thread(self._store.run, run)
+        if row.status == "uploading":
+            raise Unknown(f"run {run} has no model yet: its version 0 is being uploaded", run=run)
+        manifest = await asyncio.to_thread(self._store.manifest, run)
+        if version is None:
+            version = max((row.version for row in await asyncio.to_thread(self._store.rounds, run)), default=0)
+        models = RunModels(self._folder.models, run, Manifest.decode(manifest))
+        grant = await self._transfers.grant_download(caller.name, run, models, version)
+        return runs_pb2.ModelReply(download=grant, manifest=manifest, version=version)
+
+
+def plan_of(job: Job) -> Plan:
+    """The part of a job that a run's state table works from.
+
+    Raises:
+        ConfigError: a part of the strategy is unknown or its options are out of bounds.
+    """
+    return Plan(
+        schedule=resolve(job).schedule,
+        num_rounds=job.job.rounds,
+        seed=job.job.seed,
+        evaluate_every=job.evaluation.every,
+        evaluate_at_sites=job.evaluation.sites,
+        evaluate_at_server=job.evaluation.server,
+    )

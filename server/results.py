@@ -1,0 +1,182 @@
+"""What sites report of their tasks, and what is answered: progress, failures, results and their verdicts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from atoll.server.driver import RunDriver
+from atoll.server.events import SiteEvaluated, TaskLost, UpdateAccepted
+from atoll.server.open_runs import OpenRuns
+from atoll.server.round import Metrics
+from atoll.server.run import Task
+from atoll.server.sessions import Session, Sessions
+from atoll.server.transfers import Transfers, Whole
+from atoll.server.validate import Standing, standing_of
+from atoll.wire import control_pb2 as pb
+from atoll.wire.errors import Malformed, NotAllowed, RemoteError, Stale, TooLarge, Unknown, from_detail, to_detail
+
+log = logging.getLogger(__name__)
+
+
+class Results:
+    """Turns what sites say of their tasks into events of the runs."""
+
+    def __init__(self, *, runs: OpenRuns, sessions: Sessions, transfers: Transfers) -> None:
+        self._runs = runs
+        self._sessions = sessions
+        self._transfers = transfers
+
+    def progress(self, site: str, progress: pb.Progress) -> None:
+        """For people only."""
+        found = self._find(site, progress.key)
+        if found is not None:
+            driver, task = found
+            doing = "training" if task.kind == "train" else "evaluating"
+            driver.summary.site_is(site, doing, done=progress.done, total=progress.total)
+
+    def failed(self, site: str, failed: pb.TaskFailed) -> None:
+        """A task came to nothing at the site; whoever waits for it learns why."""
+        found = self._find(site, failed.key)
+        if found is not None:
+            driver, task = found
+            error = from_detail(failed.error)
+            log.warning("run %s: task %s failed at %s: %s", driver.run, task.task, site, error.message)
+            self._lose(driver, site, failed.key, error)
+        self._verdict(site, failed.key, released=True)
+
+    async def fetch(self, session: Session, fetch: pb.Fetch) -> None:
+        """Queue a download, or say why there is none."""
+        site = session.site
+        driver = self._runs.get(fetch.run)
+        try:
+            if driver is None:
+                raise Unknown(f"run {fetch.run[:26]} is not open here", site=site, run=fetch.run[:26])
+            if site not in driver.state.members and site not in driver.state.former:
+                raise NotAllowed(f"{site} has not joined run {fetch.run}", site=site, run=fetch.run)
+            await self._transfers.ask_down(site, driver.run, driver.models, fetch.version, fetch.offset)
+        except RemoteError as error:
+            error.run, error.field, error.value = fetch.run[:26], "version", str(fetch.version)
+            session.send(grant_withdrawn=pb.GrantWithdrawn(reason=to_detail(error)))
+
+    def result(self, site: str, result: pb.Result) -> None:
+        """A result: its upload is queued, or it has its verdict at once. The same result again is harmless."""
+        driver = self._runs.get(result.key.run)
+        if driver is None:
+            self._verdict(site, result.key, released=True)
+            return
+        update_bytes = driver.pipeline.update_bytes
+        try:
+            standing = standing_of(driver.state, site, result, run=driver.run, update_bytes=update_bytes)
+        except RemoteError as error:
+            self._refuse(driver, site, result.key, error)
+            return
+        round_ = driver.state.rounds.get(result.round)
+        lacking = round_ is not None and site in driver.pipeline.lacks(round_)
+        if standing is Standing.RELEASED:
+            self._verdict(site, result.key, released=True)
+        elif not result.payloads:
+            self._evaluated(driver, site, result)
+        elif standing is Standing.NEW or lacking:
+            driver.summary.site_is(site, "sending")
+            self._transfers.ask_up(site, result.key, result.payloads[0], self._taker(driver, site, result))
+        else:
+            self._verdict(site, result.key, accepted=True)
+
+    # --- evaluation -------------------------------------------------------------------------------------------------
+
+    def _evaluated(self, driver: RunDriver, site: str, result: pb.Result) -> None:
+        key = result.key
+        event = SiteEvaluated(task=key.task, attempt=key.attempt, site=site, metrics=_metrics(result))
+
+        async def release() -> None:
+            driver.summary.site_is(site, "ready")
+            self._verdict(site, key, released=True)
+
+        driver.tell(event, release)
+
+    # --- updates ----------------------------------------------------------------------------------------------------
+
+    def _taker(self, driver: RunDriver, site: str, result: pb.Result) -> Whole:
+        """Takes the whole bytes of an update: check, journal, fold, verdict. Returns when the bytes are done with."""
+
+        async def take(update: memoryview) -> None:
+            try:
+                await self._check(driver, site, result, update)
+                await self._accept(driver, site, result, update)
+            except RemoteError as error:
+                self._refuse(driver, site, result.key, error)
+
+        return take
+
+    async def _check(self, driver: RunDriver, site: str, result: pb.Result, update: memoryview) -> None:
+        round_ = driver.state.rounds.get(result.round)
+        if round_ is None:
+            raise _closed(driver, site, result)
+        await asyncio.to_thread(driver.pipeline.check, round_, site, result.weight, update)
+
+    async def _accept(self, driver: RunDriver, site: str, result: pb.Result, update: memoryview) -> None:
+        """Tell the run; once that is in the journal, fold the update before anything else happens in the run."""
+        key = result.key
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def fold() -> None:
+            try:
+                round_ = driver.state.rounds.get(result.round)
+                known = round_.updates.get(site) if round_ is not None else None
+                if round_ is None or known is None or known.attempt != key.attempt:
+                    raise _closed(driver, site, result)
+                await asyncio.to_thread(driver.pipeline.fold, round_, site, known.weight, update)
+            except BaseException as error:
+                done.set_exception(error if isinstance(error, RemoteError) else RuntimeError("not folded"))
+                if not isinstance(error, RemoteError):
+                    raise
+            else:
+                driver.summary.site_is(site, "accepted")
+                self._verdict(site, key, accepted=True)
+                done.set_result(None)
+
+        event = UpdateAccepted(
+            task=key.task,
+            attempt=key.attempt,
+            site=site,
+            round=result.round,
+            weight=result.weight,
+            metrics=_metrics(result),
+        )
+        driver.tell(event, fold)
+        await done
+
+    # --- refusals ---------------------------------------------------------------------------------------------------
+
+    def _refuse(self, driver: RunDriver, site: str, key: pb.TaskKey, error: RemoteError) -> None:
+        log.warning("run %s: result %s of %s refused: %s", driver.run, key.task, site, error.message)
+        if isinstance(error, Malformed | TooLarge):
+            self._lose(driver, site, key, error)
+        self._sessions.send(site, verdict=pb.Verdict(key=key, refused=to_detail(error)))
+
+    def _lose(self, driver: RunDriver, site: str, key: pb.TaskKey, error: RemoteError) -> None:
+        """The task will not have a result: nobody waits for it any more."""
+        if self._find(site, key) is not None:
+            driver.summary.site_is(site, "failed", detail=error.message)
+            driver.tell(TaskLost(task=key.task, attempt=key.attempt, site=site, reason=error.message))
+
+    def _verdict(self, site: str, key: pb.TaskKey, **outcome: bool) -> None:
+        self._sessions.send(site, verdict=pb.Verdict(key=key, **outcome))
+
+    def _find(self, site: str, key: pb.TaskKey) -> tuple[RunDriver, Task] | None:
+        """The open task that `key` names, where it is this site's newest attempt."""
+        driver = self._runs.get(key.run)
+        task = driver.state.tasks.get(key.task) if driver is not None else None
+        if driver is None or task is None or task.site != site or task.attempt != key.attempt:
+            return None
+        return driver, task
+
+
+def _closed(driver: RunDriver, site: str, result: pb.Result) -> Stale:
+    text = f"update from {site}, round {result.round}: the round is closed"
+    return Stale(text, site=site, run=driver.run, round=result.round, field="round", value=result.round)
+
+
+def _metrics(result: pb.Result) -> Metrics:
+    return {name: (metric.sum, metric.count) for name, metric in result.metrics.items()}

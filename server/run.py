@@ -1,0 +1,462 @@
+"""A run as a state table without I/O: an event and a state give the next state and what is to be done.
+
+::
+
+    WAITING --(first dispatch)--> RUNNING --(schedule stops)--> FINISHING --(evaluations in)--> ENDED
+       |                             |                              |
+       `--------- gives up, stopped, broken: straight to ENDED -----'
+
+`advance` is deterministic, so replaying a journal gives the state that was lost with the process, and `outstanding`
+gives what was still to be done. An event that changes nothing returns the state that it was given, the same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Literal
+
+from atoll.aggregation.strategy import (
+    Accepted,
+    Action,
+    Cancel,
+    Close,
+    Committed,
+    Dispatch,
+    Failed,
+    GiveUp,
+    Joined,
+    Left,
+    Ready,
+    Schedule,
+    SetTimer,
+    Stop,
+    TimerFired,
+)
+from atoll.aggregation.strategy import Event as ScheduleEvent
+from atoll.server.events import (
+    Broken,
+    EvaluationEnded,
+    RunEvent,
+    ServerEvaluated,
+    SiteEvaluated,
+    StopAsked,
+    TaskLost,
+    UpdateAccepted,
+    WaitEnded,
+)
+from atoll.server.round import Metrics, Round, Update
+
+
+class Phase(StrEnum):
+    WAITING = "queued"
+    RUNNING = "running"
+    FINISHING = "finishing"
+    ENDED = "ended"
+
+
+class Outcome(StrEnum):
+    NONE = ""
+    FINISHED = "finished"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What stays the same for the whole run."""
+
+    schedule: Schedule[Any]
+    num_rounds: int
+    seed: int
+    evaluate_every: int
+    evaluate_at_sites: bool
+    evaluate_at_server: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One thing asked of one site. A higher attempt makes the ones before it void."""
+
+    task: str
+    attempt: int
+    site: str
+    kind: Literal["train", "evaluate"]
+    round: int
+    base_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What is known of one committed version."""
+
+    round: int
+    by_site: Mapping[str, Metrics] = field(default_factory=dict)
+    at_server: Metrics = field(default_factory=dict)
+    server_pending: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    phase: Phase
+    outcome: Outcome = Outcome.NONE
+    reason: str = ""
+    schedule: Any
+    members: Mapping[str, Joined] = field(default_factory=dict)  # present ones, by site
+    former: Mapping[str, Joined] = field(default_factory=dict)  # those that left and may come back
+    tasks: Mapping[str, Task] = field(default_factory=dict)  # open ones, by task id
+    rounds: Mapping[int, Round] = field(default_factory=dict)  # open and closing ones
+    committed: Round | None = None  # the last one
+    version: int = 0
+    timers: Mapping[str, float] = field(default_factory=dict)  # name -> seconds, as set
+    evaluations: Mapping[int, Evaluation] = field(default_factory=dict)  # by version; the newest two
+
+
+# --- what is to be done ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendTask:
+    task: Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WithdrawTask:
+    task: Task
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRound:
+    """Get ready to fold updates of this round (or of its larger cohort)."""
+
+    round: Round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRound:
+    """Combine the updates of `round.closing`, make the next version durable, then report Committed."""
+
+    round: Round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmTimer:
+    name: str
+    after_s: float  # 0 disarms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateHere:
+    """Judge this version on the server's side."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnounceCommit:
+    round: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRun:
+    outcome: Outcome
+    reason: str
+
+
+RunAction = SendTask | WithdrawTask | OpenRound | CommitRound | ArmTimer | EvaluateHere | AnnounceCommit | EndRun
+Step = tuple[RunState, tuple[RunAction, ...]]
+
+
+def begin(plan: Plan) -> RunState:
+    """The state of a run that nobody has joined yet."""
+    schedule = plan.schedule.init(num_rounds=plan.num_rounds, seed=plan.seed)
+    return RunState(phase=Phase.WAITING, schedule=schedule)
+
+
+def advance(plan: Plan, state: RunState, event: RunEvent) -> Step:
+    """The state after `event`, and what is to be done, in order."""
+    if state.phase is Phase.ENDED:
+        return state, ()
+    return _TABLE[type(event)](plan, state, event)
+
+
+def replay(plan: Plan, events: Sequence[RunEvent]) -> RunState:
+    """The state that these events lead to."""
+    state = begin(plan)
+    for event in events:
+        state, _ = advance(plan, state, event)
+    return state
+
+
+def outstanding(plan: Plan, state: RunState) -> tuple[RunAction, ...]:
+    """What a server that comes back has still to do. All of it may be done twice without harm."""
+    if state.phase is Phase.ENDED:
+        return ()
+    actions: list[RunAction] = [OpenRound(round=round_) for round_ in state.rounds.values()]
+    actions += [ArmTimer(name=name, after_s=after_s) for name, after_s in state.timers.items()]
+    actions += [SendTask(task=task) for task in state.tasks.values()]
+    actions += [CommitRound(round=round_) for round_ in state.rounds.values() if round_.closing]
+    actions += [EvaluateHere(version=version) for version, e in state.evaluations.items() if e.server_pending]
+    return tuple(actions)
+
+
+# --- the table: one function per event ------------------------------------------------------------------------------
+
+
+def _joined(plan: Plan, state: RunState, event: Joined) -> Step:
+    if event.site in state.members:
+        return state, ()
+    former = {site: member for site, member in state.former.items() if site != event.site}
+    state = replace(state, members={**state.members, event.site: event}, former=former)
+    return _tell_schedule(plan, state, event)
+
+
+def _left(plan: Plan, state: RunState, event: Left) -> Step:
+    member = state.members.get(event.site)
+    if member is None:
+        return state, ()
+    members = {site: other for site, other in state.members.items() if site != event.site}
+    evaluations = [task for task in state.tasks.values() if task.site == event.site and task.kind == "evaluate"]
+    state = replace(
+        state,
+        members=members,
+        former={**state.former, event.site: member},
+        tasks=_without(state.tasks, evaluations),
+    )
+    state, actions = _tell_schedule(plan, state, event)
+    state, more = _finish_if_done(plan, state)
+    return state, actions + more
+
+
+def _to_schedule(plan: Plan, state: RunState, event: Ready) -> Step:
+    return _tell_schedule(plan, state, event)
+
+
+def _timer(plan: Plan, state: RunState, event: TimerFired) -> Step:
+    if event.name not in state.timers:
+        return state, ()
+    timers = {name: after_s for name, after_s in state.timers.items() if name != event.name}
+    return _tell_schedule(plan, replace(state, timers=timers), event)
+
+
+def _accepted(plan: Plan, state: RunState, event: UpdateAccepted) -> Step:
+    task = state.tasks.get(event.task)
+    round_ = state.rounds.get(event.round)
+    if task is None or round_ is None or task.attempt != event.attempt or event.site in round_.updates:
+        return state, ()
+    update = Update(task=event.task, attempt=event.attempt, weight=event.weight, metrics=event.metrics)
+    state = replace(
+        state,
+        tasks=_without(state.tasks, [task]),
+        rounds={**state.rounds, event.round: round_.accepted(event.site, update)},
+    )
+    accepted = Accepted(site=event.site, round=event.round, base_version=round_.base_version, weight=event.weight)
+    return _tell_schedule(plan, state, accepted)
+
+
+def _lost(plan: Plan, state: RunState, event: TaskLost) -> Step:
+    task = state.tasks.get(event.task)
+    if task is not None and task.attempt == event.attempt:
+        state = replace(state, tasks=_without(state.tasks, [task]))
+        if task.kind == "evaluate":
+            return _finish_if_done(plan, state)
+        failed = Failed(site=event.site, round=task.round, reason=event.reason)
+        return _tell_schedule(plan, state, failed)
+    for round_ in state.rounds.values():
+        update = round_.updates.get(event.site)
+        if update is not None and (update.task, update.attempt) == (event.task, event.attempt):
+            state = replace(state, rounds={**state.rounds, round_.number: round_.lost(event.site)})
+            failed = Failed(site=event.site, round=round_.number, reason=event.reason)
+            return _tell_schedule(plan, state, failed)
+    return state, ()
+
+
+def _committed(plan: Plan, state: RunState, event: Committed) -> Step:
+    round_ = state.rounds.get(event.round)
+    if round_ is None:
+        return state, ()
+    late = [task for task in state.tasks.values() if task.kind == "train" and task.round == event.round]
+    state = replace(
+        state,
+        version=event.version,
+        committed=round_,
+        rounds={number: other for number, other in state.rounds.items() if number != event.round},
+        tasks=_without(state.tasks, late),
+    )
+    actions: list[RunAction] = [AnnounceCommit(round=event.round, version=event.version)]
+    actions += [WithdrawTask(task=task, reason=f"round {event.round} is closed") for task in late]
+    state, evaluations = _evaluate(plan, state, event)
+    state, more = _tell_schedule(plan, state, event)
+    return state, (*actions, *evaluations, *more)
+
+
+def _evaluate(plan: Plan, state: RunState, event: Committed) -> Step:
+    """Ask for the evaluation of a new version, where the plan wants one of it; give up on the one before the last."""
+    if event.round % plan.evaluate_every and event.round != plan.num_rounds:
+        return state, ()
+    stale = [task for task in state.tasks.values() if task.kind == "evaluate"]
+    tasks = _without(state.tasks, stale)
+    actions: list[RunAction] = [
+        WithdrawTask(task=task, reason=f"version {event.version} is there to be evaluated") for task in stale
+    ]
+    if plan.evaluate_at_sites:
+        for site in sorted(state.members):
+            task = Task(
+                task=f"e{event.version}.{site}",
+                attempt=1,
+                site=site,
+                kind="evaluate",
+                round=event.round,
+                base_version=event.version,
+            )
+            tasks[task.task] = task
+            actions.append(SendTask(task=task))
+    if plan.evaluate_at_server:
+        actions.append(EvaluateHere(version=event.version))
+    newest = {version: e for version, e in state.evaluations.items() if version == max(state.evaluations)}
+    evaluation = Evaluation(round=event.round, server_pending=plan.evaluate_at_server)
+    return replace(state, tasks=tasks, evaluations={**newest, event.version: evaluation}), tuple(actions)
+
+
+def _site_evaluated(plan: Plan, state: RunState, event: SiteEvaluated) -> Step:
+    task = state.tasks.get(event.task)
+    if task is None or task.attempt != event.attempt:
+        return state, ()
+    evaluation = state.evaluations[task.base_version]
+    evaluation = replace(evaluation, by_site={**evaluation.by_site, event.site: event.metrics})
+    state = replace(
+        state,
+        tasks=_without(state.tasks, [task]),
+        evaluations={**state.evaluations, task.base_version: evaluation},
+    )
+    return _finish_if_done(plan, state)
+
+
+def _server_evaluated(plan: Plan, state: RunState, event: ServerEvaluated) -> Step:
+    evaluation = state.evaluations.get(event.version)
+    if evaluation is None or not evaluation.server_pending:
+        return state, ()
+    evaluation = replace(evaluation, at_server=event.metrics, server_pending=False)
+    return _finish_if_done(plan, replace(state, evaluations={**state.evaluations, event.version: evaluation}))
+
+
+def _evaluation_ended(plan: Plan, state: RunState, event: EvaluationEnded) -> Step:
+    late = [task for task in state.tasks.values() if task.kind == "evaluate" and task.base_version <= event.version]
+    evaluations = {
+        version: replace(e, server_pending=False) if version <= event.version else e
+        for version, e in state.evaluations.items()
+    }
+    state = replace(state, tasks=_without(state.tasks, late), evaluations=evaluations)
+    state, actions = _finish_if_done(plan, state)
+    return state, (*(WithdrawTask(task=task, reason="the run is over") for task in late), *actions)
+
+
+def _wait_ended(plan: Plan, state: RunState, event: WaitEnded) -> Step:
+    if state.phase is not Phase.WAITING:
+        return state, ()
+    return _end(state, Outcome.FAILED, event.reason)
+
+
+def _stop_asked(plan: Plan, state: RunState, event: StopAsked) -> Step:
+    return _end(state, Outcome.STOPPED, f"stopped by {event.by}")
+
+
+def _broken(plan: Plan, state: RunState, event: Broken) -> Step:
+    return _end(state, Outcome.FAILED, event.reason)
+
+
+_TABLE: Mapping[type, Callable[[Plan, RunState, Any], Step]] = {
+    Joined: _joined,
+    Left: _left,
+    Ready: _to_schedule,
+    TimerFired: _timer,
+    Committed: _committed,
+    UpdateAccepted: _accepted,
+    TaskLost: _lost,
+    SiteEvaluated: _site_evaluated,
+    ServerEvaluated: _server_evaluated,
+    EvaluationEnded: _evaluation_ended,
+    WaitEnded: _wait_ended,
+    StopAsked: _stop_asked,
+    Broken: _broken,
+}
+
+
+# --- what the schedule wants ----------------------------------------------------------------------------------------
+
+
+def _tell_schedule(plan: Plan, state: RunState, event: ScheduleEvent) -> Step:
+    inner, wanted = plan.schedule.on(state.schedule, event)
+    if inner != state.schedule:
+        state = replace(state, schedule=inner)
+    done: list[RunAction] = []
+    for action in wanted:
+        state, more = _do(plan, state, action)
+        done += more
+    return state, tuple(done)
+
+
+def _do(plan: Plan, state: RunState, action: Action) -> Step:
+    match action:
+        case Dispatch():
+            return _dispatch(state, action)
+        case Close(round=number, sites=sites):
+            round_ = state.rounds[number].closed(sites)
+            return replace(state, rounds={**state.rounds, number: round_}), (CommitRound(round=round_),)
+        case Cancel(round=number, sites=sites, reason=reason):
+            gone = [t for t in state.tasks.values() if t.kind == "train" and t.round == number and t.site in sites]
+            state = replace(state, tasks=_without(state.tasks, gone))
+            return state, tuple(WithdrawTask(task=task, reason=reason) for task in gone)
+        case SetTimer(name=name, after_s=after_s):
+            timers = {other: s for other, s in state.timers.items() if other != name}
+            if after_s > 0:
+                timers[name] = after_s
+            return replace(state, timers=timers), (ArmTimer(name=name, after_s=after_s),)
+        case GiveUp(reason=reason):
+            return _end(state, Outcome.FAILED, reason)
+        case Stop():
+            return _finish_if_done(plan, replace(state, phase=Phase.FINISHING))
+
+
+def _dispatch(state: RunState, action: Dispatch) -> Step:
+    """New tasks for `action.sites`; a site that was asked before in this round gets the next attempt."""
+    round_ = state.rounds.get(action.round) or Round(
+        number=action.round, base_version=action.base_version, asked={}, max_weight=action.max_weight
+    )
+    round_ = round_.extended(action.sites, action.max_weight)
+    tasks = dict(state.tasks)
+    sends: list[RunAction] = []
+    for site in sorted(action.sites):
+        task = Task(
+            task=f"r{action.round}.{site}",
+            attempt=round_.asked[site],
+            site=site,
+            kind="train",
+            round=action.round,
+            base_version=action.base_version,
+        )
+        tasks[task.task] = task
+        sends.append(SendTask(task=task))
+    state = replace(state, phase=Phase.RUNNING, tasks=tasks, rounds={**state.rounds, action.round: round_})
+    return state, (OpenRound(round=round_), *sends)
+
+
+def _finish_if_done(plan: Plan, state: RunState) -> Step:
+    waiting = any(task.kind == "evaluate" for task in state.tasks.values())
+    waiting = waiting or any(e.server_pending for e in state.evaluations.values())
+    if state.phase is not Phase.FINISHING or waiting:
+        return state, ()
+    return _end(state, Outcome.FINISHED, "")
+
+
+def _end(state: RunState, outcome: Outcome, reason: str) -> Step:
+    state = replace(state, phase=Phase.ENDED, outcome=outcome, reason=reason, tasks={}, rounds={}, timers={})
+    return state, (EndRun(outcome=outcome, reason=reason),)
+
+
+def _without(tasks: Mapping[str, Task], gone: Sequence[Task]) -> dict[str, Task]:
+    names = {task.task for task in gone}
+    return {name: task for name, task in tasks.items() if name not in names}

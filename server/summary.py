@@ -1,0 +1,165 @@
+"""What people see of a run: its status, who does what, and the record of each round. Never an input to a decision."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from atoll.aggregation.metrics import combine_metrics
+from atoll.server.events import EvaluationEnded, RunEvent, ServerEvaluated, SiteEvaluated
+from atoll.server.records import RoundRow, RunRow
+from atoll.server.round import Metrics, Round
+from atoll.server.run import RunState
+from atoll.wire import control_pb2, errors_pb2, runs_pb2
+from atoll.wire.errors import Unavailable, to_detail
+
+
+@dataclass(slots=True)
+class _Opened:
+    at_s: float  # monotonic
+    transferred: tuple[int, int]  # bytes up and down so far
+
+
+class RunSummary:
+    """The view of one run. `changed` wakes those who watch."""
+
+    def __init__(self, row: RunRow, num_rounds: int) -> None:
+        self._row = row
+        self._num_rounds = num_rounds
+        self._reason = errors_pb2.ErrorDetail.FromString(row.reason) if row.reason else None
+        self._trouble = ""
+        self._records: dict[int, runs_pb2.RoundRecord] = {}
+        self._opened: dict[int, _Opened] = {}
+        self._sites: dict[str, runs_pb2.SiteProgress] = {}
+        self._changes = 0
+        self._waiters: set[asyncio.Future[None]] = set()
+        self.status: str = row.status
+
+    # --- changes ----------------------------------------------------------------------------------------------------
+
+    def restore(self, rows: Iterable[RoundRow]) -> None:
+        """Take over the records of rounds that are committed."""
+        for row in rows:
+            self._records[row.round] = runs_pb2.RoundRecord.FromString(row.record)
+
+    def set_status(self, status: str, reason: errors_pb2.ErrorDetail | None = None) -> None:
+        self.status, self._reason = status, reason
+        self._touch()
+
+    def set_trouble(self, text: str) -> None:
+        """Say why a run does not go on for now; "" when it does again."""
+        if text != self._trouble:
+            self._trouble = text
+            self._touch()
+
+    def site_is(self, site: str, state: str, *, done: int = 0, total: int = 0, detail: str = "") -> None:
+        self._sites[site] = runs_pb2.SiteProgress(site=site, state=state, done=done, total=total, detail=detail)
+        self._touch()
+
+    def round_opened(self, number: int, at_s: float, transferred: tuple[int, int]) -> None:
+        self._opened.setdefault(number, _Opened(at_s=at_s, transferred=transferred))
+        self._touch()
+
+    def round_closed(
+        self, round_: Round, version: int, at_s: float, transferred: tuple[int, int]
+    ) -> runs_pb2.RoundRecord:
+        """The record of a round that is being committed."""
+        opened = self._opened.pop(round_.number, _Opened(at_s=at_s, transferred=transferred))
+        sums = combine_metrics({site: round_.updates[site].metrics for site in round_.closing})
+        record = runs_pb2.RoundRecord(
+            round=round_.number,
+            version=version,
+            num_sites=len(round_.closing),
+            weight=round_.sum_weights,
+            seconds=at_s - opened.at_s,
+            train_metrics=_metric_sums(sums),
+            missing=round_.missing,
+            bytes_up=transferred[0] - opened.transferred[0],
+            bytes_down=transferred[1] - opened.transferred[1],
+        )
+        self._records[round_.number] = record
+        self._touch()
+        return record
+
+    def observe(self, event: RunEvent | None, state: RunState) -> int | None:
+        """Take in an event that was applied; the round whose evaluation it changed, if any."""
+        self._touch()
+        version = 0
+        if isinstance(event, SiteEvaluated):
+            version = int(event.task.split(".", 1)[0].removeprefix("e"))
+        elif isinstance(event, ServerEvaluated | EvaluationEnded):
+            version = event.version
+        evaluation = state.evaluations.get(version)
+        if evaluation is None or evaluation.round not in self._records:
+            return None
+        record = self._records[evaluation.round]
+        record.evaluate_metrics.clear()
+        for name, metric in _metric_sums(combine_metrics(evaluation.by_site)).items():
+            record.evaluate_metrics[name].CopyFrom(metric)
+        for name, metric in _metric_sums(evaluation.at_server).items():
+            record.server_metrics[name].CopyFrom(metric)
+        return evaluation.round
+
+    def evaluation_settled(self, number: int, state: RunState) -> bool:
+        """Whether no more metrics are awaited for round `number`."""
+        evaluation = next((e for e in state.evaluations.values() if e.round == number), None)
+        waiting = any(task.kind == "evaluate" and task.round == number for task in state.tasks.values())
+        return not waiting and not (evaluation is not None and evaluation.server_pending)
+
+    # --- views ------------------------------------------------------------------------------------------------------
+
+    @property
+    def open_rounds(self) -> Sequence[int]:
+        return list(self._opened)
+
+    def record(self, number: int) -> runs_pb2.RoundRecord:
+        return self._records[number]
+
+    def snapshot(self, *, with_rounds: bool = True) -> runs_pb2.RunSnapshot:
+        """The run as it stands."""
+        newest = max(self._records, default=0)
+        snapshot = runs_pb2.RunSnapshot(
+            run=self._row.run,
+            name=self._row.name,
+            status=self.status,
+            round=max([newest, *self._opened]),
+            num_rounds=self._num_rounds,
+            version=self._records[newest].version if newest else 0,
+            sites=[self._sites[site] for site in sorted(self._sites)],
+            submitted_by=self._row.submitted_by,
+            submitted_at_unix_s=self._row.submitted_at.timestamp(),
+        )
+        if self._trouble:
+            snapshot.reason.CopyFrom(to_detail(Unavailable(self._trouble, run=self._row.run)))
+        elif self._reason is not None:
+            snapshot.reason.CopyFrom(self._reason)
+        if with_rounds:
+            snapshot.rounds.extend(self._records[number] for number in sorted(self._records))
+        return snapshot
+
+    @property
+    def changes(self) -> int:
+        """Rises with every change."""
+        return self._changes
+
+    async def changed(self, since: int) -> int:
+        """Returns when there was a change after `since`."""
+        while self._changes == since:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.add(waiter)
+            try:
+                await waiter
+            finally:
+                self._waiters.discard(waiter)
+        return self._changes
+
+    def _touch(self) -> None:
+        self._changes += 1
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+def _metric_sums(metrics: Metrics) -> Mapping[str, control_pb2.MetricSum]:
+    return {name: control_pb2.MetricSum(sum=pair[0], count=pair[1]) for name, pair in metrics.items()}

@@ -1,0 +1,341 @@
+"""Bytes on their way in and out: grants, staging slots, and the two raw methods.
+
+Invariants. An object is handed on only when all its bytes are in a slot under the announced checksum. What a cut
+upload has brought stays in its slot, so the site goes on from there; a slot that nobody is filling may be taken for
+another upload, which costs the first one its progress and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from atoll.server.models import RunModels
+from atoll.server.security import current_caller
+from atoll.server.settings import LimitsSection
+from atoll.transport.grants import Ask, Grant, GrantTable, Subject
+from atoll.transport.staging import StagingPool, StagingSlot
+from atoll.transport.transfer import GRANT_METADATA_KEY, Withdrawal, frames, receive
+from atoll.wire import control_pb2 as pb
+from atoll.wire import transfer_pb2
+from atoll.wire.errors import DiskFull, RemoteError, Stale, to_detail
+from atoll.wire.model_file import crc32_of
+
+log = logging.getLogger(__name__)
+
+SPARE_SLOTS = 2  # beside those in use: what cut uploads brought survives while others go on
+
+Whole = Callable[[memoryview], Awaitable[None]]  # takes the bytes of a whole object; they are valid until it returns
+Send = Callable[..., None]
+
+
+class Sink(Protocol):
+    """Where the bytes of a run's version 0 go."""
+
+    slot: StagingSlot
+
+    async def complete(self) -> None:
+        """All bytes are in the slot."""
+        ...
+
+
+Sinks = Callable[[str], Sink]  # by run; raises Unknown or Stale where no model is awaited
+
+
+class _Upload:
+    """An object on its way in."""
+
+    def __init__(self, ask: Ask, crc32: int, whole: Whole) -> None:
+        self.ask, self.crc32, self.whole = ask, crc32, whole
+        self.slot: StagingSlot | None = None
+        self.settling = False  # all bytes are in and are being worked on
+        self.abandoned = False  # withdrawn while a call was filling the slot
+        self.filling = asyncio.Lock()  # held by the one call that fills the slot
+
+
+class _Download:
+    """A model version on its way out."""
+
+    def __init__(self, path: Path, data_offset: int) -> None:
+        self.path, self.data_offset = path, data_offset
+
+
+class Transfers:
+    """All transfers of one server. `send` queues a control message for a site."""
+
+    def __init__(self, *, limits: LimitsSection, staging: Path, send: Send) -> None:
+        self._send = send
+        self._table = GrantTable(
+            limits.max_uploads, limits.max_downloads, time.monotonic, min_bytes_per_s=limits.min_bytes_per_s
+        )
+        # People transfer one model now and then, and wait for it at a terminal: they do not queue behind sites.
+        self._people = GrantTable(1 << 16, 1 << 16, time.monotonic, min_bytes_per_s=limits.min_bytes_per_s)
+        self._pool = StagingPool(staging, limits.max_uploads + SPARE_SLOTS)
+        self._uploads: dict[tuple[str, Subject], _Upload] = {}  # in the order of their last use
+        self._downloads: dict[Subject, _Download] = {}
+        self._running: dict[str, Withdrawal] = {}  # by grant
+        self._bytes: dict[str, list[int]] = defaultdict(lambda: [0, 0])  # by run: up, down
+        self._crc32s: dict[Path, int] = {}
+        self._background: set[asyncio.Task[None]] = set()
+
+    def close(self) -> None:
+        """End what is under way and remove the slots."""
+        for task in self._background:
+            task.cancel()
+        self._pool.close()
+
+    def transferred(self, run: str) -> tuple[int, int]:
+        """Bytes received and sent for a run since the server started."""
+        up, down = self._bytes[run]
+        return up, down
+
+    # --- wishes of sites --------------------------------------------------------------------------------------------
+
+    def ask_up(self, site: str, key: pb.TaskKey, payload: pb.Payload, whole: Whole) -> None:
+        """Queue the upload of a payload; a site that asks again goes on where its bytes ended."""
+        subject = Subject(direction="up", run=key.run, task=key.task, attempt=key.attempt, payload=payload.name)
+        upload = self._uploads.get((site, subject))
+        if upload is not None and upload.settling:
+            return  # a verdict follows
+        ask = Ask(site=site, subject=subject, num_bytes=payload.num_bytes)
+        if upload is None:
+            upload = self._uploads[site, subject] = _Upload(ask, payload.crc32, whole)
+        upload.ask, upload.whole, upload.abandoned = ask, whole, False
+        self._end_running(site, subject)
+        self._spawn(self._ask_when_idle(upload))
+
+    async def _ask_when_idle(self, upload: _Upload) -> None:
+        """Queue an upload once no earlier call fills its slot any more, so that the grant's offset is the true one."""
+        async with upload.filling:
+            self._table.ask(upload.ask)
+        self._pump()
+
+    async def ask_down(self, site: str, run: str, models: RunModels, version: int, offset: int) -> None:
+        """Queue the download of a model version from byte `offset` on.
+
+        Raises:
+            Unknown: the version is not there.
+        """
+        ask = await self._download_ask(site, run, models, version, offset)
+        self._table.ask(ask)
+        self._pump()
+
+    def withdraw(self, site: str | None, run: str | None, reason: RemoteError) -> None:
+        """End all transfers of a site, of a run, or of a site in a run."""
+
+        def matches(ask: Ask) -> bool:
+            return (site is None or ask.site == site) and (run is None or ask.subject.run == run)
+
+        for grant in self._table.withdraw_where(matches):
+            self._tell_withdrawn(grant, reason)
+        for key, upload in list(self._uploads.items()):
+            if not matches(upload.ask) or upload.settling:
+                continue
+            if upload.filling.locked():
+                upload.abandoned = True
+            else:
+                self._forget(key)
+        self._pump()
+
+    def tick(self) -> None:
+        """Take back grants that move too slowly; their sites go to the end of the queue."""
+        for table in (self._table, self._people):
+            for grant in table.overdue():
+                ask = grant.ask
+                what = f"{ask.site} moved less than {grant.min_bytes_per_s} bytes a second: the transfer is withdrawn"
+                log.warning("%s", what)
+                self._tell_withdrawn(grant, Stale(what, site=ask.site, run=ask.subject.run, field="grant"))
+                if table is self._table:
+                    table.ask(ask)
+        self._pump()
+
+    # --- transfers of people ----------------------------------------------------------------------------------------
+
+    def grant_upload(self, name: str, run: str, num_bytes: int) -> pb.Grant:
+        """Leave for a person to upload version 0 of a run; `receive_model` takes the bytes."""
+        self._people.ask(Ask(site=name, subject=Subject(direction="up", run=run), num_bytes=num_bytes))
+        return self._people.admit()[0].to_message()
+
+    async def grant_download(self, name: str, run: str, models: RunModels, version: int) -> pb.Grant:
+        """Leave for a person to download a version.
+
+        Raises:
+            Unknown: the version is not there.
+        """
+        self._people.ask(await self._download_ask(name, run, models, version, 0))
+        return self._people.admit()[0].to_message()
+
+    # --- the raw methods --------------------------------------------------------------------------------------------
+
+    async def upload(self, requests: AsyncIterator[bytes], context: Any, sinks: Sinks) -> transfer_pb2.TransferStatus:
+        """Takes the frames of a granted upload.
+
+        Args:
+            sinks: where version 0 of a run goes, for uploads by people.
+
+        Raises:
+            Stale, NotAllowed: the grant is over, or another's.
+            BadFrame, TooLarge: as `transport.transfer.receive`.
+        """
+        caller = current_caller.get()
+        grant_id = dict(context.invocation_metadata()).get(GRANT_METADATA_KEY, "")
+        if caller.role != "site":
+            return await self._upload_model(requests, caller.name, str(grant_id), sinks)
+        grant = self._table.find(str(grant_id), caller.name, "up")
+        upload = self._uploads[caller.name, grant.ask.subject]
+        assert upload.slot is not None  # given with the grant
+        try:
+            async with upload.filling:
+                status = await self._receive(self._table, grant, requests, upload.slot)
+                upload.settling = status.complete
+        finally:
+            if upload.abandoned:
+                self._forget((caller.name, grant.ask.subject))
+            self._pump()
+        if status.complete:
+            self._spawn(self._settle(upload))
+        return status
+
+    async def download(self, request: transfer_pb2.DownloadRequest, context: Any) -> AsyncIterator[bytes]:
+        """Gives the frames of a granted download.
+
+        Raises:
+            Stale, NotAllowed: the grant is over, or another's; or the offset is beyond the end.
+        """
+        caller = current_caller.get()
+        table = self._table if caller.role == "site" else self._people
+        grant = table.find(request.grant, caller.name, "down")
+        source = self._downloads[grant.ask.subject]
+        moved = request.offset
+        try:
+            async with Withdrawal() as withdrawal:
+                self._running[grant.id] = withdrawal
+                async for frame in frames(source.path, source.data_offset, grant.ask.num_bytes, request.offset):
+                    yield frame
+                    moved += len(frame)
+                    table.progress(grant.id, moved)
+                    self._bytes[grant.ask.subject.run][1] += len(frame)
+        finally:
+            self._running.pop(grant.id, None)
+            table.finish(grant.id)
+            self._pump()
+
+    async def _upload_model(
+        self,
+        requests: AsyncIterator[bytes],
+        name: str,
+        grant_id: str,
+        sinks: Sinks,
+    ) -> transfer_pb2.TransferStatus:
+        grant = self._people.find(grant_id, name, "up")
+        sink = sinks(grant.ask.subject.run)
+        status = await self._receive(self._people, grant, requests, sink.slot)
+        if status.complete:
+            await sink.complete()
+        return status
+
+    async def _receive(
+        self, table: GrantTable, grant: Grant, requests: AsyncIterator[bytes], slot: StagingSlot
+    ) -> transfer_pb2.TransferStatus:
+        before = slot.received_bytes
+        try:
+            async with Withdrawal() as withdrawal:
+                self._running[grant.id] = withdrawal
+                return await receive(requests, slot, lambda received: table.progress(grant.id, received))
+        finally:
+            self._running.pop(grant.id, None)
+            self._bytes[grant.ask.subject.run][0] += max(0, slot.received_bytes - before)
+            table.finish(grant.id)
+
+    async def _settle(self, upload: _Upload) -> None:
+        """Hand a whole object on, then free its slot. What is wrong with it is told by whoever takes it."""
+        assert upload.slot is not None
+        try:
+            await upload.whole(upload.slot.view)
+        except RemoteError as error:
+            log.warning("%s", error.message)
+        finally:
+            self._forget((upload.ask.site, upload.ask.subject))
+            self._pump()
+
+    # --- admission --------------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Grant what there is room for."""
+        for grant in self._table.admit():
+            ask = grant.ask
+            message = grant.to_message()
+            if ask.subject.direction == "up":
+                try:
+                    message.offset = self._slot_of(ask).received_bytes
+                except DiskFull as error:
+                    log.error("no room for an update of %s, tried again every second: %s", ask.site, error)
+                    self._table.finish(grant.id)
+                    asyncio.get_running_loop().call_later(1.0, self._ask_again, ask)
+                    continue
+            self._send(ask.site, grant=message)
+
+    def _ask_again(self, ask: Ask) -> None:
+        if (ask.site, ask.subject) in self._uploads:
+            self._table.ask(ask)
+            self._pump()
+
+    def _slot_of(self, ask: Ask) -> StagingSlot:
+        """The slot of an upload that was admitted: its own, or a free one, or one that nobody is filling."""
+        key = (ask.site, ask.subject)
+        upload = self._uploads.pop(key)
+        self._uploads[key] = upload  # now the one used last
+        if upload.slot is None:
+            if not self._pool.num_free:
+                self._take_idle_slot()
+            upload.slot = self._pool.acquire()
+            upload.slot.begin(ask.num_bytes, upload.crc32, f"update of {ask.site}, task {ask.subject.task}")
+        return upload.slot
+
+    def _take_idle_slot(self) -> None:
+        active = {(grant.ask.site, grant.ask.subject) for grant in self._table.active()}
+        for key, upload in self._uploads.items():
+            busy = upload.settling or upload.filling.locked() or key in active
+            if upload.slot is not None and not busy:
+                self._pool.release(upload.slot)
+                upload.slot = None
+                return
+
+    async def _download_ask(self, name: str, run: str, models: RunModels, version: int, offset: int) -> Ask:
+        path = models.path(version)
+        with models.open(version) as model:
+            num_bytes, data_offset = model.num_bytes, model.data_offset
+        if path not in self._crc32s:
+            self._crc32s[path] = await asyncio.to_thread(crc32_of, path)
+        subject = Subject(direction="down", run=run, version=version)
+        self._downloads[subject] = _Download(path, data_offset)
+        return Ask(site=name, subject=subject, num_bytes=num_bytes, offset=offset, crc32=self._crc32s[path])
+
+    # --- endings ----------------------------------------------------------------------------------------------------
+
+    def _forget(self, key: tuple[str, Subject]) -> None:
+        upload = self._uploads.pop(key, None)
+        if upload is not None and upload.slot is not None:
+            self._pool.release(upload.slot)
+
+    def _end_running(self, site: str, subject: Subject) -> None:
+        for grant in self._table.active():
+            if (grant.ask.site, grant.ask.subject) == (site, subject) and grant.id in self._running:
+                reason = Stale(f"{site} asked for this transfer anew", site=site, run=subject.run, field="grant")
+                self._running[grant.id].withdraw(reason)
+
+    def _tell_withdrawn(self, grant: Grant, reason: RemoteError) -> None:
+        running = self._running.get(grant.id)
+        if running is not None:
+            running.withdraw(reason)
+        self._send(grant.ask.site, grant_withdrawn=pb.GrantWithdrawn(grant=grant.id, reason=to_detail(reason)))
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)

@@ -1,0 +1,149 @@
+"""Is a site's result one that the run can take? Checked before a byte of it is granted, and changes nothing."""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+
+from atoll.server.run import Phase, RunState
+from atoll.wire import control_pb2 as pb
+from atoll.wire.errors import BadUpdate, NotAllowed, RemoteError, Stale, TooLarge
+
+MAX_METRICS = 256
+MAX_WEIGHT = 2**53  # a float64 holds it exactly
+
+
+class Standing(Enum):
+    """What a well-formed result is to the run."""
+
+    NEW = "new"  # its update is wanted
+    KNOWN = "known"  # accepted before: a repeated message
+    RELEASED = "released"  # committed, or of a run that is over: the site may drop it
+
+
+def standing_of(state: RunState, site: str, result: pb.Result, *, run: str, update_bytes: int) -> Standing:
+    """What `result` of `site` is to the run.
+
+    Args:
+        update_bytes: length of an encoded update of this run.
+
+    Raises:
+        NotAllowed: the site is not in the cohort that was asked.
+        Stale: an old round or attempt.
+        BadUpdate: weight, metrics or payloads out of bounds.
+        TooLarge: more metrics than are taken.
+    """
+    if state.phase is Phase.ENDED:
+        return Standing.RELEASED
+    _check_metrics(site, run, result)
+    task = state.tasks.get(result.key.task)
+    if task is None:
+        return _settled(state, site, result, run)
+    if task.site != site:
+        raise _of(
+            NotAllowed, site, run, result, f"task {result.key.task} was given to another site", "site", site, task.site
+        )
+    if task.attempt != result.key.attempt:
+        raise _of(
+            Stale,
+            site,
+            run,
+            result,
+            "another attempt of this task is under way",
+            "attempt",
+            result.key.attempt,
+            task.attempt,
+        )
+    if task.kind == "train":
+        _check_update(state, site, run, result, update_bytes)
+    elif result.payloads:
+        raise _of(BadUpdate, site, run, result, "an evaluation has no payload", "payloads", len(result.payloads), 0)
+    return Standing.NEW
+
+
+def _settled(state: RunState, site: str, result: pb.Result, run: str) -> Standing:
+    """A result whose task is not open: accepted earlier, committed, or never asked for."""
+    last = state.committed
+    for round_ in (*state.rounds.values(), *((last,) if last else ())):
+        update = round_.updates.get(site)
+        if update is not None and (update.task, update.attempt) == (result.key.task, result.key.attempt):
+            return Standing.RELEASED if round_ is last else Standing.KNOWN
+        if result.key.task == f"r{round_.number}.{site}" and round_ is not last:
+            raise _of(
+                Stale,
+                site,
+                run,
+                result,
+                "this attempt is not waited for any more",
+                "attempt",
+                result.key.attempt,
+                round_.asked.get(site, 0),
+            )
+    if last is not None and 0 < result.round <= last.number:
+        raise _of(Stale, site, run, result, f"round {result.round} is closed", "round", result.round, last.number + 1)
+    raise _of(
+        NotAllowed,
+        site,
+        run,
+        result,
+        "the site was not asked for this: it is not in the cohort",
+        "task",
+        result.key.task,
+        "a task that was sent to this site",
+    )
+
+
+def _check_update(state: RunState, site: str, run: str, result: pb.Result, update_bytes: int) -> None:
+    member = state.members.get(site) or state.former.get(site)
+    most = min(member.max_weight if member else 0, MAX_WEIGHT)
+    if not 1 <= result.weight <= most:
+        raise _of(
+            BadUpdate,
+            site,
+            run,
+            result,
+            f"weight is {result.weight}",
+            "weight",
+            result.weight,
+            f"1 to {most}, as declared",
+        )
+    if [payload.name for payload in result.payloads] != ["update"]:
+        names = ", ".join(payload.name for payload in result.payloads)
+        raise _of(
+            BadUpdate, site, run, result, "wanted one payload named update", "payloads", names or "none", "update"
+        )
+    if result.payloads[0].num_bytes != update_bytes:
+        raise _of(
+            BadUpdate,
+            site,
+            run,
+            result,
+            "the update has another length than the run's manifest and codec give",
+            "num_bytes",
+            result.payloads[0].num_bytes,
+            update_bytes,
+        )
+
+
+def _check_metrics(site: str, run: str, result: pb.Result) -> None:
+    if len(result.metrics) > MAX_METRICS:
+        raise _of(TooLarge, site, run, result, "too many metrics", "metrics", len(result.metrics), MAX_METRICS)
+    for name, metric in result.metrics.items():
+        if not (math.isfinite(metric.sum) and math.isfinite(metric.count) and metric.count >= 0):
+            raise _of(
+                BadUpdate,
+                site,
+                run,
+                result,
+                f"metric {name[:64]!r} is not a finite sum over a count",
+                name[:64],
+                f"{metric.sum} / {metric.count}",
+                "finite, count >= 0",
+            )
+
+
+def _of(
+    kind: type[RemoteError], site: str, run: str, result: pb.Result, what: str, field: str, value: object, bound: object
+) -> RemoteError:
+    text = f"{field} from {site}, round {result.round}: {what} ({field} is {value}, wanted {bound})"
+    return kind(text, site=site, run=run, round=result.round, field=field, value=value, bound=bound)
