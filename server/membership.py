@@ -22,29 +22,30 @@ class Leases:
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
         self._heard: dict[str, float] = {}
+        self._held: set[str] = set()
 
     def heard(self, site: str, now_s: float) -> None:
         """Any message of the site renews its lease."""
         self._heard[site] = now_s
+        self._held.add(site)
 
     def expired(self, now_s: float) -> list[str]:
-        """Sites whose lease has run out by now, sorted; each is named once and forgotten."""
-        gone = sorted(site for site, heard in self._heard.items() if now_s - heard >= self._lease_s)
-        for site in gone:
-            del self._heard[site]
+        """Sites whose lease has run out by now, sorted; each is named once."""
+        gone = sorted(site for site in self._held if now_s - self._heard[site] >= self._lease_s)
+        self._held.difference_update(gone)
         return gone
-
-    def next_expiry_s(self) -> float | None:
-        """The time at which the first lease runs out; None where nobody holds one."""
-        return min(self._heard.values()) + self._lease_s if self._heard else None
 
     def holds(self, site: str) -> bool:
         """Whether the site has a lease that was not found expired."""
-        return site in self._heard
+        return site in self._held
 
-    def drop(self, site: str) -> None:
+    def last_heard(self, site: str) -> float | None:
+        """When the site was last heard, lease or not; None where it never was."""
+        return self._heard.get(site)
+
+    def forget(self, site: str) -> None:
         """The site left in order or was revoked: nobody waits for its lease."""
-        self._heard.pop(site, None)
+        self._held.discard(site)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,3 +67,11 @@ class RoundRow:
     record: bytes  # a serialised RoundRecord
     model_crc32: int
     num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where the holder of a certificate stands: whether its membership holds, and which certificates count."""
+
+    active: bool
+    serials: frozenset[str]  # lower-case hex

