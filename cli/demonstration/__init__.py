@@ -1,0 +1,1 @@
+"""`atoll demo`: a whole federation on one machine, through the commands that people type."""

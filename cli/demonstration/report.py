@@ -1,0 +1,39 @@
+"""What the demo says at the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.cli.demonstration.chart import draw
+from atoll.cli.demonstration.show import Outcome
+from atoll.cli.demonstration.stage import SITES
+
+
+def record(outcome: Outcome) -> dict[str, Any]:
+    """The one line of `atoll demo --json`; its keys are promised to programs."""
+    return {
+        "sites": len(SITES),
+        "rounds": len(outcome.accuracies),
+        "test_accuracy": outcome.accuracies[-1],
+        "central_test_accuracy": outcome.central_accuracy,
+        "seconds": round(outcome.seconds, 1),
+        "model": str(outcome.model),
+    }
+
+
+def lines(outcome: Outcome) -> list[str]:
+    """The chart, the comparison, and where everything lies."""
+    federated, central = outcome.accuracies[-1], outcome.central_accuracy
+    told = [
+        "",
+        *draw(outcome.accuracies, central),
+        "",
+        f"test accuracy, three sites that keep their data   {federated:.1%}",
+        f"the same model, all data in one place             {central:.1%}",
+        f"everything took {outcome.seconds:.0f} s",
+        "",
+        f"model  {outcome.model}",
+    ]
+    if outcome.plot is not None:
+        told.append(f"plot   {outcome.plot}")
+    return [*told, "", "next: README.md has the same in four terminals, by hand"]

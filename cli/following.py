@@ -1,0 +1,43 @@
+"""Following a run from the command line, to its end or to Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from atoll.cli.live import View, open_view
+from atoll.cli.output import note
+from atoll.client.researcher import watch
+
+if TYPE_CHECKING:
+    from atoll.client.people import Person
+    from atoll.wire import runs_pb2
+
+
+def follow(person: Person, run: str) -> runs_pb2.RunSnapshot:
+    """Shows the run until it ends, and returns its last state.
+
+    Raises:
+        RemoteError: as `atoll.client.researcher.watch`.
+        KeyboardInterrupt: on Ctrl-C, after a line that says how to follow or stop the run, which goes on.
+    """
+    view = open_view()
+    try:
+        return asyncio.run(_show(person, run, view))
+    except KeyboardInterrupt:
+        view.close()
+        note(f"run {run} goes on; follow it: atoll status {run} --watch; stop it: atoll stop {run}")
+        raise
+    finally:
+        view.close()
+        sys.stderr.flush()
+
+
+async def _show(person: Person, run: str, view: View) -> runs_pb2.RunSnapshot:
+    async with aclosing(watch(person, run, notice=view.say)) as snapshots:
+        async for snapshot in snapshots:
+            view.show(snapshot)
+            last = snapshot
+    return last

@@ -1,0 +1,89 @@
+"""The live view of a run: on a terminal it is redrawn in place, elsewhere it is a line for each thing that happened.
+
+It goes to stderr, so that stdout stays free for data.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from atoll.cli.output import note
+from atoll.cli.run_view import render, round_line, status_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from atoll.wire import runs_pb2
+
+REDRAWS_PER_S = 8
+
+
+class View(Protocol):
+    """Somebody who looks at a run."""
+
+    def show(self, snapshot: runs_pb2.RunSnapshot) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def open_view() -> View:
+    """A view that fits stderr: drawn in place on a terminal, lines elsewhere."""
+    return Screen() if sys.stderr.isatty() else Lines(note)
+
+
+class Lines:
+    """A view of lines: one when the status changes, one a round."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._status = ""
+        self._said = ""
+        self._shown = 0  # newest round that was written
+
+    def show(self, snapshot: runs_pb2.RunSnapshot) -> None:
+        """Writes what is new since the last snapshot."""
+        if snapshot.status != self._status:
+            self._status = snapshot.status
+            self._write(status_line(snapshot))
+        for record in snapshot.rounds:
+            if record.round > self._shown and (snapshot.status != "running" or record.round < snapshot.round):
+                self._shown = record.round
+                self._write(round_line(record, snapshot.num_rounds))
+
+    def say(self, text: str) -> None:
+        """Writes a line about the connection, once."""
+        if text != self._said:
+            self._said = text
+            self._write(text)
+
+    def close(self) -> None:
+        """Nothing is to be put back in order."""
+
+
+class Screen:
+    """A view that rich redraws in place."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._live = Live(console=console or Console(stderr=True), refresh_per_second=REDRAWS_PER_S)
+        self._live.start()
+
+    def show(self, snapshot: runs_pb2.RunSnapshot) -> None:
+        """Draws the present state."""
+        self._live.update(render(snapshot))
+
+    def say(self, text: str) -> None:
+        """Prints a line above the view."""
+        from rich.text import Text
+
+        self._live.console.print(Text(text, style="dim"))
+
+    def close(self) -> None:
+        """Leaves the last state on the screen and the cursor below it."""
+        self._live.stop()

@@ -1,0 +1,109 @@
+"""Version 0 of a run's model: built on the researcher's machine by the app, and written as the manifest's bytes.
+
+The server never imports an app, so the model's schema and its first values come from here. Torch is loaded by
+`build_first_version` alone.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from atoll.client.people import SETTINGS_FILE, Person
+from atoll.cluster.registry import GROUP, AppEntry, failure_of, hash_distribution, load_app
+from atoll.wire.errors import AtollError, ConfigError, LocalError
+from atoll.wire.job import Job
+from atoll.wire.manifest import Manifest
+from atoll.wire.model_file import crc32_of_buffer
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstVersion:
+    """What a submission needs beside the job."""
+
+    manifest: bytes  # serialised
+    app_hash: str  # SHA-256, hex
+    path: Path  # holds exactly the manifest's bytes
+    crc32: int
+
+
+def app_entry(person: Person, name: str) -> AppEntry:
+    """The app `name`: as `user.toml` registers it, else the one installed distribution that offers it.
+
+    Raises:
+        ConfigError: neither; or several distributions offer it and `user.toml` does not choose.
+    """
+    if table := person.settings.apps.get(name):
+        return AppEntry(name=name, distribution=table.distribution, entry_point=table.entry_point or name)
+    found = metadata.entry_points(group=GROUP, name=name)
+    owners = sorted({point.dist.name for point in found if point.dist is not None})
+    if len(owners) == 1:
+        return AppEntry(name=name, distribution=owners[0], entry_point=name)
+    settings = person.home / SETTINGS_FILE
+    if owners:
+        raise ConfigError(
+            f"app {name!r} comes from several distributions ({', '.join(owners)}): choose one in [apps.{name}] of {settings}",
+            key=f"apps.{name}",
+        )
+    known = sorted({point.name for point in metadata.entry_points(group=GROUP)} | set(person.settings.apps))
+    raise ConfigError(
+        f"app {name!r} is not known on this machine: install its distribution, or name it in [apps.{name}] of {settings} "
+        f"(known here: {', '.join(known) or 'none'})",
+        key="job.app",
+        value=name,
+    )
+
+
+def build_first_version(person: Person, job: Job, folder: Path) -> FirstVersion:
+    """Builds the job's model from its seed and writes its bytes into `folder`.
+
+    Raises:
+        ConfigError: the app is not known here, or the job's [app] table does not fit it.
+        AppFailed: the app does not import or raises.
+        BadManifest: the model has a tensor that cannot travel.
+    """
+    from atoll.wire.tensors import manifest_of
+
+    entry = app_entry(person, job.job.app)
+    app_hash = hash_distribution(entry.distribution)
+    module = _build_model(person, entry, app_hash, job)
+    manifest = manifest_of(module)
+    path = folder / "version-0.bin"
+    try:
+        crc32 = _write(path, manifest, module)
+    except OSError as error:
+        raise LocalError(f"{path} cannot be written: {error.strerror}") from None
+    return FirstVersion(manifest=manifest.encode(), app_hash=app_hash, path=path, crc32=crc32)
+
+
+def _write(path: Path, manifest: Manifest, module: nn.Module) -> int:
+    """Writes the module's tensors as the manifest's bytes, without a second copy in memory; returns their crc32."""
+    from atoll.wire.tensors import write_state
+
+    with path.open("wb+") as file:
+        if manifest.num_bytes == 0:  # cannot be mapped, and there is nothing to write
+            return 0
+        os.posix_fallocate(file.fileno(), 0, manifest.num_bytes)  # a full disk is an error here, not a crash below
+        with mmap.mmap(file.fileno(), manifest.num_bytes) as mapped:
+            write_state(manifest, module, mapped)
+            with memoryview(mapped) as data:
+                return crc32_of_buffer(data)
+
+
+def _build_model(person: Person, entry: AppEntry, app_hash: str, job: Job) -> nn.Module:
+    from atoll.cluster.app import build_app, build_model
+
+    app = build_app(load_app(entry, app_hash), job.app, person.settings.source(job.data_name))
+    try:
+        return build_model(app, job.job.seed)
+    except AtollError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        raise failure_of(error, f"app {entry.name!r} builds no model") from error

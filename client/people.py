@@ -1,0 +1,120 @@
+"""Settings of a person: where the identity lies, and which apps and data this machine has.
+
+A person is a researcher, a reader or an operator. The home folder holds `identity/` and `user.toml`. Nothing here loads
+torch or grpc's machinery.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from atoll.transport.identity import Identity, holds_identity, load_identity
+from atoll.wire.errors import ConfigError, IdentityError
+from atoll.wire.job import Strict, explain, read_toml
+
+SETTINGS_FILE = "user.toml"
+IDENTITY_FOLDER = "identity"
+
+STARTER = """\
+# What this machine knows. A job names its app and its data by these names, and each site has a file of its own.
+#
+# [apps.fashion]                    # an installed distribution and its entry point in the group "atoll.apps"
+# distribution = "atoll-examples"
+# entry_point  = "fashion"
+#
+# [data.fashion]                    # handed to the app as `source`; building the first model needs no data
+# path = "/data/fashion"
+"""
+
+
+class AppTable(Strict):
+    """`[apps.NAME]`: the installed distribution that brings an app."""
+
+    distribution: str = Field(min_length=1, max_length=128)
+    entry_point: str | None = None  # in the group "atoll.apps"; the app's name where absent
+
+
+class PersonSettings(Strict):
+    """A whole `user.toml`."""
+
+    plaintext: bool = False  # development only, loopback only, and the server must say the same
+    apps: dict[str, AppTable] = {}
+    data: dict[str, dict[str, Any]] = {}
+
+    def source(self, name: str) -> Mapping[str, Any]:
+        """The `[data.NAME]` table; empty where this machine has no such data."""
+        return self.data.get(name, {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Person:
+    """Who gives a command, and what this machine has."""
+
+    home: Path
+    identity: Identity
+    settings: PersonSettings
+
+
+def default_home() -> Path:
+    """`~/.config/atoll`, or where the XDG variable puts it."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "atoll"
+
+
+def default_site_home() -> Path:
+    """`~/.local/share/atoll/site`, or where the XDG variable puts it."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "atoll" / "site"
+
+
+def identity_folder(home: Path) -> Path:
+    """`home`/identity; `home` itself where that holds the keys, as the first operator's folder does."""
+    return home if holds_identity(home) else home / IDENTITY_FOLDER
+
+
+def load_person(home: Path | None) -> Person:
+    """The person whose home is `home`, or the default home where None.
+
+    Raises:
+        IdentityError: no identity there, or one that cannot be used; says how to get one.
+        ConfigError: `user.toml` cannot be understood.
+    """
+    root = home or default_home()
+    folder = identity_folder(root)
+    if not holds_identity(folder):
+        raise IdentityError(
+            f"{root} holds no identity: join with the token that your operator gives you (atoll user join TOKEN), "
+            "or name the folder that has it with --home"
+        )
+    return Person(home=root, identity=load_identity(folder), settings=load_settings(root))
+
+
+def load_settings(home: Path) -> PersonSettings:
+    """The settings in `home`; empty ones where there is no file.
+
+    Raises:
+        ConfigError: the file is unreadable, not TOML, or has an unknown key.
+    """
+    path = home / SETTINGS_FILE
+    if not path.exists():
+        return PersonSettings()
+    try:
+        return PersonSettings.model_validate(read_toml(path))
+    except ValidationError as error:
+        raise explain(error, PersonSettings, str(path)) from None
+
+
+def write_starter(home: Path) -> Path:
+    """Writes a `user.toml` of comments where there is none, and returns its path."""
+    path = home / SETTINGS_FILE
+    if not path.exists():
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            path.write_text(STARTER)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+    return path
