@@ -109,8 +109,9 @@ STARTER_SETTINGS = """\
 
 [site]
 name = "{name}"
-# Where the aggregation server listens. The agent connects outwards only; it opens no port.
-server = "{server}"
+# The agent connects outwards only, to the address that came with the token: {server}. It opens no port.
+# If the server is reached by another address from here:
+# server = "{server}"
 
 # Apps that this machine can run. Each is an installed Python distribution; a job asks for it by the name given here.
 # Naming an app here does not allow it: policy.toml does.

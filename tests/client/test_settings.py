@@ -74,7 +74,8 @@ def test_the_starter_loads_and_names_no_app(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     path.write_text(starter_settings(name="north", server="server.example:8443"))
     settings = load_settings(path)
-    assert (settings.site.name, settings.site.server) == ("north", "server.example:8443")
+    assert (settings.site.name, settings.site.server) == ("north", None)
+    assert "server.example:8443" in path.read_text()
     assert not settings.apps
     assert not settings.site.plaintext
 

@@ -1,0 +1,427 @@
+"""THE PATH of a site: attach, join runs, do tasks, deliver results, and do all of it again after any crash.
+
+::
+
+    Hello  -> Welcome
+    RunOffer -> policy, app hash, worker -> Accept | decline            offers.py, work.py
+    Task -> task log -> base version -> worker -> outbox -> Result      work.py, base_models.py
+    Grant -> upload -> Verdict -> Committed -> released                 deliveries.py
+
+Invariants. What the site has said yes to is durable before it says so, so a restarted agent goes on where the last one
+stopped, and a task that comes twice is done once. Nothing here blocks the event loop, opens data or loads torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from atoll.client.attachment import Mailbox, attach
+from atoll.client.base_models import BaseModels
+from atoll.client.board import Board
+from atoll.client.capacity import measure_capacity
+from atoll.client.deliveries import Deliveries
+from atoll.client.home import SiteHome
+from atoll.client.link import Link
+from atoll.client.membership import Membership
+from atoll.client.renewal import keep_certificate
+from atoll.client.settings import SiteSettings
+from atoll.client.steps import Observer, Step, unobserved
+from atoll.client.work import RunWork, Workplace, as_refusal
+from atoll.cluster.worker_process import WorkerProcess
+from atoll.transport.hello import make_hello
+from atoll.transport.identity import Identity, utc_now
+from atoll.transport.outbox import Outbox
+from atoll.transport.reconnect import Backoff
+from atoll.transport.tasks import Key, TaskLog
+from atoll.wire import control_pb2 as pb
+from atoll.wire.errors import (
+    AtollError,
+    IdentityError,
+    Incompatible,
+    LocalError,
+    Malformed,
+    NotAllowed,
+    RemoteError,
+    Stale,
+    Stranger,
+    Unavailable,
+    Unknown,
+    from_detail,
+    to_detail,
+)
+
+_log = logging.getLogger(__name__)
+
+FAREWELL_TIMEOUT_S = 5.0  # for a server to take the last messages at the end
+PROVEN_AFTER_S = 30.0  # a stream that lived so long was good: the next one is tried at once
+
+# Refusals that a person has to lift. At the first try they end the agent, so that whoever starts it sees them; an
+# agent that was attached before goes on trying, since the fault may be the server's and nobody is there at night.
+_FOR_A_PERSON = (Incompatible, Malformed, NotAllowed, Stranger)
+
+
+def start_worker(folder: Path, log_path: Path) -> WorkerProcess:
+    """A worker of this installation, not started yet."""
+    return WorkerProcess(folder, log_path=log_path)
+
+
+class Agent:
+    """The agent of one site. `run` once; `stop` from anywhere on its event loop."""
+
+    def __init__(
+        self,
+        *,
+        settings: SiteSettings,
+        home: SiteHome,
+        link: Link,
+        on_step: Observer = unobserved,
+        new_worker: Callable[[Path, Path], WorkerProcess] = start_worker,
+        now: Callable[[], datetime] = utc_now,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._settings = settings
+        self._home = home
+        self._link = link
+        self._on_step = on_step
+        self._new_worker = new_worker
+        self._now = now
+        self._backoff = Backoff(rng=rng)
+        self._mailbox = Mailbox()
+        self._works: dict[str, RunWork] = {}
+        self._joining: set[str] = set()
+        self._stopping = asyncio.Event()
+        self._was_attached = False
+        self._pause_s = 0.0  # how long a server that goes down wants us to stay away
+
+    def stop(self) -> None:
+        """End in order: say what is still to be said, close the workers. What is open stays for the next start."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Be the site, until `stop`.
+
+        Raises:
+            IdentityError: the certificate has expired.
+            RemoteError: the server refuses this site at the first try, for a reason that a person has to lift.
+            LocalError: the site's own files cannot be used.
+        """
+        refusal: AtollError | None = None
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            await self._open()
+            background = [self._spawn(self._board.keep_written())]
+            if self._link.identity is not None:
+                background.append(self._spawn(keep_certificate(self._link.identity, self._renewed, now=self._now)))
+            staying = group.create_task(self._stay_attached())
+            stopping = self._spawn(self._wait_for_stop())
+            await asyncio.wait({staying, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            self._mailbox.finish()
+            await asyncio.wait({staying}, timeout=FAREWELL_TIMEOUT_S)
+            for task in (staying, stopping, *background):
+                task.cancel()
+            await self._close()
+            refusal = staying.result() if staying.done() and not staying.cancelled() else None
+        if refusal is not None:
+            raise refusal
+
+    # --- beginning and end ------------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        """Open all that outlives a process, and take up what the last one left."""
+        home = self._home
+        self._task_log = await asyncio.to_thread(TaskLog, home.state / "tasks")
+        self._outbox = await asyncio.to_thread(Outbox, home.outbox)
+        self._capacity = await asyncio.to_thread(measure_capacity, self._settings)
+        self._board = Board(
+            home.status,
+            site=self._link.site,
+            server=self._link.address,
+            count_held=lambda: len(self._outbox.held()),
+        )
+        identity = self._link.identity
+        self._membership = Membership(home.state / "members", identity, self._board)
+        self._show_certificate(identity)
+        self._channel = self._link.open()
+        shared: dict[str, Any] = {"mailbox": self._mailbox, "spawn": self._spawn, "channel": lambda: self._channel}
+        self._base_models = BaseModels(home.models, **shared)
+        self._deliveries = Deliveries(self._outbox, **shared, on_step=self._on_step)
+        self._place = Workplace(
+            settings=self._settings,
+            home=home,
+            secret=await asyncio.to_thread(home.secret),
+            mailbox=self._mailbox,
+            task_log=self._task_log,
+            outbox=self._outbox,
+            base_models=self._base_models,
+            deliveries=self._deliveries,
+            board=self._board,
+            spawn=self._spawn,
+            leave_run=self._leave_run,
+            on_step=self._on_step,
+            new_worker=self._new_worker,
+        )
+        await self._take_up()
+
+    async def _take_up(self) -> None:
+        """Go on with the open tasks of the joined runs; their workers start when the first task needs them."""
+        joined = await asyncio.to_thread(self._task_log.joined)
+        self._works = {run: RunWork(offer, self._place) for run, offer in joined.items()}
+        for task in await asyncio.to_thread(self._task_log.open_tasks):
+            key = Key.of(task.key)
+            if self._outbox.result(key) is not None:  # killed after the one became durable, before the other
+                await asyncio.to_thread(self._task_log.finish, key)
+            elif key.run in self._works:
+                self._works[key.run].add(task)
+            else:
+                await asyncio.to_thread(self._task_log.cancel, key)
+
+    async def _close(self) -> None:
+        self._deliveries.close()
+        self._base_models.close()
+        await asyncio.gather(*(work.close() for work in self._works.values()))
+        self._board.connection("stopped")
+        await asyncio.to_thread(self._board.write)
+        await asyncio.to_thread(self._task_log.close)
+        await self._channel.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task of this agent: one that fails in a way that nobody foresaw brings the agent down, loudly."""
+        return self._group.create_task(work)
+
+    async def _wait_for_stop(self) -> None:
+        await self._stopping.wait()
+
+    # --- the connection ---------------------------------------------------------------------------------------------
+
+    async def _stay_attached(self) -> AtollError | None:
+        """Keep a stream open until `stop`; the refusal that ends it all, where there is one."""
+        clock = asyncio.get_running_loop().time
+        while not self._stopping.is_set():
+            began_s, self._pause_s = clock(), 0.0
+            try:
+                await self._attached()
+                trouble = "the server ended the connection in order"
+            except (grpc.RpcError, RemoteError) as error:
+                reason = error if isinstance(error, RemoteError) else self._link.explain(error)
+                if self._is_final(reason):
+                    self._board.connection("refused", str(reason))
+                    return reason
+                trouble = str(reason)
+            if clock() - began_s >= PROVEN_AFTER_S:
+                self._backoff.reset()
+            await self._stay_away(trouble)
+        return None
+
+    def _is_final(self, reason: AtollError) -> bool:
+        return isinstance(reason, IdentityError) or (not self._was_attached and isinstance(reason, _FOR_A_PERSON))
+
+    async def _stay_away(self, trouble: str) -> None:
+        if self._stopping.is_set():
+            return
+        wait_s = self._backoff.next_s(self._pause_s)
+        self._board.connection("waiting", trouble)
+        _log.warning("not connected to %s: %s; trying again in %.1f s", self._link.address, trouble, wait_s)
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._stopping.wait()
+        except TimeoutError:
+            pass
+
+    async def _attached(self) -> None:
+        """One stream, from Hello to its end."""
+        await self._channel.close()
+        self._channel = self._link.open()
+        self._board.connection("connecting", self._board.picture.trouble)
+        async with attach(self._channel, await self._hello(), self._mailbox) as attachment:
+            heartbeats = self._spawn(self._beat(attachment.welcome.heartbeat_s))
+            try:
+                self._welcomed(attachment.welcome)
+                async for message in attachment:
+                    await self._take(message)
+            finally:
+                heartbeats.cancel()
+
+    async def _hello(self) -> pb.Hello:
+        open_tasks = await asyncio.to_thread(self._task_log.open_tasks)
+        joined = await asyncio.to_thread(self._task_log.joined)
+        return make_hello(
+            self._capacity,
+            held_updates=[result.key for result in self._outbox.held()],
+            open_tasks=[task.key for task in open_tasks],
+            joined_runs=sorted(joined),
+            member_list_version=self._membership.version,
+        )
+
+    def _welcomed(self, welcome: pb.Welcome) -> None:
+        """Say again what the last stream may have lost."""
+        _log.info("attached to federation %s at %s", welcome.federation, self._link.address)
+        self._was_attached = True
+        self._board.show(federation=welcome.federation)
+        self._board.connection("attached")
+        self._membership.tell()
+        self._on_step(Step.ATTACHED, welcome.federation)
+        self._deliveries.offer_all(welcome.max_frame_bytes)
+        self._base_models.ask_again()
+
+    async def _beat(self, every_s: int) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            self._mailbox.post(heartbeat=pb.Heartbeat(member_list_version=self._membership.version))
+
+    def _renewed(self, identity: Identity) -> None:
+        """Attach anew with the new certificate."""
+        self._link = self._link.renewed(identity)
+        self._show_certificate(identity)
+        self._mailbox.finish()
+
+    def _show_certificate(self, identity: Identity | None) -> None:
+        if identity is not None:
+            self._board.show(certificate_expires_unix_s=identity.expires_at.timestamp())
+
+    # --- what the server says ---------------------------------------------------------------------------------------
+
+    async def _take(self, message: pb.ServerMessage) -> None:
+        """Act on one message. A fault in it, or of this machine, is logged; the stream goes on."""
+        try:
+            match message.WhichOneof("body"):
+                case "run_offer":
+                    self._offered(message.run_offer)
+                case "task":
+                    await self._tasked(message.task)
+                case "cancel_task":
+                    await self._cancelled(message.cancel_task)
+                case "grant":
+                    self._granted(message.grant)
+                case "grant_withdrawn":
+                    self._grant_withdrawn(message.grant_withdrawn)
+                case "verdict":
+                    await self._deliveries.judged(message.verdict)
+                case "committed":
+                    await self._committed(message.committed)
+                case "run_ended":
+                    await self._run_ended(message.run_ended)
+                case "member_list":
+                    await self._membership.take(message.member_list)
+                case "drain":
+                    self._pause_s = float(message.drain.reconnect_after_s)
+                case body:
+                    _log.info("passing over a message of a newer server: %s", body or "unknown")
+        except AtollError as error:
+            _log.error("message %s from the server: %s", message.WhichOneof("body"), error)
+
+    def _offered(self, offer: pb.RunOffer) -> None:
+        self._on_step(Step.OFFERED, offer.run)
+        if offer.run in self._joining:
+            return  # the answer is on its way
+        work = self._works.get(offer.run)
+        if work is None:
+            most = self._settings.capacity.runs_at_once
+            if len(self._works) >= most:
+                busy = f"site {self._link.site} works on {most} runs already (capacity.runs_at_once)"
+                self._decline(offer.run, Unavailable(busy, site=self._link.site, run=offer.run, bound=most))
+                return
+            work = self._works[offer.run] = RunWork(offer, self._place)
+        self._joining.add(offer.run)
+        self._spawn(self._join(work, offer))
+
+    async def _join(self, work: RunWork, offer: pb.RunOffer) -> None:
+        try:
+            await work.join(offer)
+        except AtollError as error:
+            _log.warning("run %s of %s: declined: %s", offer.run, offer.submitted_by, error)
+            self._decline(offer.run, as_refusal(error, site=self._link.site, run=offer.run))
+            self._works.pop(offer.run, None)
+            await work.leave()
+        finally:
+            self._joining.discard(offer.run)
+
+    def _decline(self, run: str, reason: RemoteError) -> None:
+        self._mailbox.post(offer_reply=pb.OfferReply(run=run, decline=to_detail(reason)))
+
+    async def _tasked(self, task: pb.Task) -> None:
+        key = Key.of(task.key)
+        work = self._works.get(key.run)
+        if work is None:
+            unknown = f"site {self._link.site} has not joined run {key.run}, or has left it: offer it again"
+            self._refuse(task, Unknown(unknown, site=self._link.site, run=key.run, round=task.round))
+            return
+        try:
+            is_new = await asyncio.to_thread(self._task_log.accept, task)
+        except LocalError as error:
+            _log.error("task %s cannot be accepted: %s", key, error)
+            self._refuse(task, as_refusal(error, site=self._link.site, run=key.run, round_=task.round))
+            return
+        if not is_new:
+            self._asked_again(work, key, task)
+            return
+        self._on_step(Step.ACCEPTED, str(key))
+        for older in work.older_attempts(key):
+            await work.cancel(older)
+        work.add(task)
+
+    def _asked_again(self, work: RunWork, key: Key, task: pb.Task) -> None:
+        """A task that is known: its result is held, or it is under way, or it came to nothing."""
+        if work.has(key) or self._deliveries.offer_if_held(key):
+            return
+        over = f"attempt {key.attempt} of task {key.task} is over at site {self._link.site}: ask with a higher attempt"
+        self._refuse(task, Stale(over, site=self._link.site, run=key.run, round=task.round, value=key.attempt))
+
+    def _refuse(self, task: pb.Task, reason: RemoteError) -> None:
+        self._mailbox.post(task_failed=pb.TaskFailed(key=task.key, error=to_detail(reason)))
+
+    async def _cancelled(self, cancel: pb.CancelTask) -> None:
+        key = Key.of(cancel.key)
+        _log.info("task %s is not wanted any more: %s", key, cancel.reason.message)
+        await asyncio.to_thread(self._task_log.cancel, key)
+        if key.run in self._works:
+            await self._works[key.run].cancel(key)
+        await self._deliveries.drop(key)
+
+    def _granted(self, grant: pb.Grant) -> None:
+        if grant.direction == pb.UP:
+            self._deliveries.granted(grant)
+        elif grant.direction == pb.DOWN:
+            self._base_models.granted(grant)
+
+    def _grant_withdrawn(self, withdrawn: pb.GrantWithdrawn) -> None:
+        reason = from_detail(withdrawn.reason)
+        _log.warning("the server takes a transfer back: %s", reason)
+        if not withdrawn.grant:  # no grant was given: what was asked for is not to be had
+            self._base_models.refused(reason)
+        elif not self._deliveries.withdrawn(withdrawn.grant):
+            self._base_models.withdrawn(withdrawn.grant)
+
+    async def _committed(self, committed: pb.Committed) -> None:
+        run = committed.run
+        await self._deliveries.committed(run, committed.round)
+        await asyncio.to_thread(self._task_log.forget_upto, run, committed.round)
+        if run in self._works:
+            keep = self._works[run].base_versions()
+            await asyncio.to_thread(self._base_models.drop_older, run, committed.version, keep)
+
+    async def _run_ended(self, ended: pb.RunEnded) -> None:
+        _log.info("run %s: %s %s", ended.run, ended.status, ended.reason.message)
+        work = self._works.pop(ended.run, None)
+        if work is not None:
+            await asyncio.to_thread(self._task_log.leave, ended.run)  # now: the next Hello must not name it
+            self._spawn(work.leave())
+        else:
+            await self._deliveries.drop_run(ended.run)
+            await asyncio.to_thread(self._task_log.leave, ended.run)
+
+    def _leave_run(self, run: str, reason: RemoteError) -> None:
+        """The site itself takes part no more, since its policy or its app has changed."""
+        work = self._works.pop(run, None)
+        if work is not None:
+            _log.warning("run %s: leaving it: %s", run, reason)
+            self._mailbox.post(leave_run=pb.LeaveRun(run=run, reason=to_detail(reason)))
+            self._spawn(work.leave())

@@ -1,0 +1,163 @@
+"""What a site looks at before it takes part in a run, in this order: the policy, the app's code, the data's name.
+
+Invariant: nothing of the run is imported and no data is opened here. Whoever needs a worker comes through `admit`
+first, for an offer, and after a restart of agent or worker too, so that a policy which was tightened meanwhile counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.client.home import SiteHome
+from atoll.client.policy import Request, check_request, zones_of
+from atoll.client.settings import AppSection, SiteSettings
+from atoll.cluster.messages import Prepare
+from atoll.cluster.registry import hash_distribution
+from atoll.transport.durable import disk_errors, private_folder
+from atoll.wire import control_pb2 as pb
+from atoll.wire.errors import ConfigError, Malformed, NotAllowed, Unknown
+from atoll.wire.job import Job, decode_job
+from atoll.wire.manifest import Manifest
+from atoll.wire.names import check_run_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """A run that this site takes part in."""
+
+    run: str
+    job: Job
+    manifest: Manifest
+    app: AppSection
+    app_hash: str  # SHA-256, hex: as offered, and as installed here
+    data: dict[str, Any]  # the table [data.NAME]
+
+
+def admit(offer: pb.RunOffer, *, settings: SiteSettings, home: SiteHome) -> Admission:
+    """The run as this site may do it. Reads the policy and hashes the app's files: blocks.
+
+    Raises:
+        Malformed: the offer is none.
+        PolicyRefused: the policy says no.
+        Unknown: no such app or data here.
+        NotAllowed: the app that is installed here is another one; both hashes are in it.
+    """
+    site = settings.site.name
+    job = _job(offer, site)
+    request = Request(
+        run=offer.run,
+        app=job.job.app,
+        app_hash=offer.app_hash,
+        num_rounds=job.job.rounds,
+        num_sites=offer.num_sites,
+        submitted_by=offer.submitted_by,
+        zones=zones_of(job),
+    )
+    check_request(home.policy, request, site=site)
+    app = _app(job.job.app, settings, offer.run)
+    _check_hash(job.job.app, app, offer, site)
+    if job.data_name not in settings.data:
+        raise Unknown(
+            f"site {site} has no data {job.data_name!r}: its administrator has to add [data.{job.data_name}]",
+            site=site,
+            run=offer.run,
+            field="data",
+            value=job.data_name,
+            bound=", ".join(settings.data),
+        )
+    return Admission(
+        run=offer.run,
+        job=job,
+        manifest=Manifest.decode(offer.manifest),
+        app=app,
+        app_hash=offer.app_hash,
+        data=settings.data[job.data_name],
+    )
+
+
+def _job(offer: pb.RunOffer, site: str) -> Job:
+    check_run_id(offer.run)
+    try:
+        return decode_job(offer.job)
+    except ConfigError as error:
+        raise Malformed(
+            f"site {site} cannot read the job: {error}", site=site, run=offer.run, field=error.key, value=error.value
+        ) from None
+
+
+def _app(name: str, settings: SiteSettings, run: str) -> AppSection:
+    site = settings.site.name
+    if name in settings.apps:
+        return settings.apps[name]
+    what = "it is a script here, and scripts join by themselves" if name in settings.scripts else "add [apps] for it"
+    raise Unknown(
+        f"site {site} knows no app {name!r}: {what}",
+        site=site,
+        run=run,
+        field="app",
+        value=name,
+        bound=", ".join(settings.apps),
+    )
+
+
+def _check_hash(name: str, app: AppSection, offer: pb.RunOffer, site: str) -> None:
+    found = hash_distribution(app.distribution)
+    if found != offer.app_hash:
+        raise NotAllowed(
+            f"app {name!r} at site {site} has hash {found}, the run wants {offer.app_hash}: install the same version of "
+            f"{app.distribution!r} at the site and at the researcher",
+            site=site,
+            run=offer.run,
+            field="app_hash",
+            value=found,
+            bound=offer.app_hash,
+        )
+
+
+def preparation(admission: Admission, *, settings: SiteSettings, home: SiteHome, secret: bytes) -> Prepare:
+    """What the worker of a run is told first; writes the run's manifest where the worker reads it. Blocks.
+
+    Args:
+        secret: 32 bytes that only this site has.
+
+    Raises:
+        DiskFull, LocalError: the manifest cannot be written.
+    """
+    folder = private_folder(home.run_state(admission.run))
+    manifest_path = folder / "manifest"
+    _write_whole(manifest_path, admission.manifest.encode())
+    device = settings.devices.device
+    return Prepare(
+        run=admission.run,
+        site=settings.site.name,
+        app_name=admission.job.job.app,
+        distribution=admission.app.distribution,
+        entry_point=admission.app.entry_point,
+        app_hash=admission.app_hash,
+        data=admission.data,
+        job=admission.job.canonical().decode(),
+        manifest_path=str(manifest_path),
+        state_folder=str(private_folder(folder / "app")),
+        device=None if device == "auto" else device,
+        rounding_seed_hex=_rounding_seed(admission, settings, secret).hex(),
+    )
+
+
+def _rounding_seed(admission: Admission, settings: SiteSettings, secret: bytes) -> bytes:
+    """32 bytes for the run's worker, from which the site's secret cannot be computed."""
+    if settings.reproducible is not None:
+        place = f"{settings.reproducible.seed} {admission.job.job.seed} {settings.site.name}"
+        return hashlib.sha256(b"atoll/rounding/reproducible/1\0" + place.encode()).digest()
+    return hmac.digest(secret, b"atoll/rounding/1\0" + admission.run.encode(), "sha256")
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    draft = path.with_suffix(".draft")
+    with disk_errors(path):
+        draft.write_bytes(data)
+        os.replace(draft, path)

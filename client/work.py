@@ -1,0 +1,360 @@
+"""One run at this site: its worker, and its tasks one after the other.
+
+::
+
+    admit -> start the worker -> prepare -> (task: fetch base -> train or evaluate -> outbox -> close the task)*
+
+Invariant: a task is closed only after its result is durable in the outbox, or after the server was told why there is
+none; so an agent that is killed at any moment either does a task again or has its result, never neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.client.attachment import Mailbox
+from atoll.client.base_models import BaseModels, Spawn
+from atoll.client.board import Board
+from atoll.client.deliveries import Deliveries
+from atoll.client.home import SiteHome
+from atoll.client.offers import Admission, admit, preparation
+from atoll.client.settings import SiteSettings
+from atoll.client.steps import Observer, Step
+from atoll.cluster.messages import Evaluate, MetricSums, Prepared, Train
+from atoll.cluster.worker_process import WorkerDied, WorkerProcess
+from atoll.transport.durable import disk_errors, remove_tree
+from atoll.transport.outbox import Outbox
+from atoll.transport.tasks import Key, TaskLog
+from atoll.wire import control_pb2 as pb
+from atoll.wire.errors import (
+    AppFailed,
+    AtollError,
+    ConfigError,
+    DeviceMissing,
+    Incompatible,
+    Malformed,
+    NotAllowed,
+    PolicyRefused,
+    RemoteError,
+    Unavailable,
+    to_detail,
+)
+
+_log = logging.getLogger(__name__)
+
+MAX_WORKER_DEATHS = 3  # tries of one task: a second death may be chance (memory), a third is the app
+TASK_CONFIG_BYTES = 64 << 10  # as wire/control.proto bounds it
+UPDATE = "update"  # the payload of a training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workplace:
+    """What all runs of a site share."""
+
+    settings: SiteSettings
+    home: SiteHome
+    secret: bytes  # 32 bytes that only this site has
+    mailbox: Mailbox
+    task_log: TaskLog
+    outbox: Outbox
+    base_models: BaseModels
+    deliveries: Deliveries
+    board: Board
+    spawn: Spawn
+    leave_run: Callable[[str, RemoteError], None]
+    on_step: Observer
+    new_worker: Callable[[Path, Path], WorkerProcess]  # folder of its socket, path of its log
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bench:
+    """A worker that has loaded app, model and data, and what it was admitted with."""
+
+    admission: Admission
+    worker: WorkerProcess
+    prepared: Prepared
+
+
+class RunWork:
+    """A run that this site was offered or has joined."""
+
+    def __init__(self, offer: pb.RunOffer, place: Workplace) -> None:
+        self.run = offer.run
+        self._offer = offer
+        self._place = place
+        self._admission: Admission | None = None
+        self._worker: WorkerProcess | None = None
+        self._bench: _Bench | None = None
+        self._turn = asyncio.Lock()  # offers and tasks use the worker one at a time
+        self._waiting: deque[pb.Task] = deque()
+        self._doing: tuple[pb.Task, asyncio.Task[None]] | None = None
+        self._loop: asyncio.Task[None] | None = None
+
+    # --- the offer --------------------------------------------------------------------------------------------------
+
+    async def join(self, offer: pb.RunOffer) -> None:
+        """Look at the offer, get the worker ready, and take part.
+
+        Raises:
+            RemoteError: this site does not take part, and why.
+        """
+        async with self._turn:
+            self._offer, self._admission = offer, None
+            prepared = (await self._ready()).prepared
+        await asyncio.to_thread(self._place.task_log.join, self.run, offer)
+        self._place.on_step(Step.JOINED, self.run)
+        _log.info("run %s: joined, device %s, weight up to %d", self.run, prepared.device, prepared.max_weight)
+        self._place.mailbox.post(
+            offer_reply=pb.OfferReply(run=self.run, accept=pb.Accept(max_weight=prepared.max_weight))
+        )
+
+    async def _ready(self) -> _Bench:
+        """A worker that can take tasks; admits the run, and starts and prepares one, where there is none."""
+        place = self._place
+        if self._admission is None:
+            self._admission = await asyncio.to_thread(admit, self._offer, settings=place.settings, home=place.home)
+        if self._bench is not None and self._bench.worker.pid is not None:
+            return self._bench
+        admission = self._admission
+        place.board.preparing(self.run, admission.job)
+        request = await asyncio.to_thread(
+            preparation, admission, settings=place.settings, home=place.home, secret=place.secret
+        )
+        await self._end_worker()
+        worker = place.new_worker(place.home.run_state(self.run) / "worker", place.home.worker_log(self.run))
+        self._worker = worker  # from here on somebody has to end it
+        await worker.start()
+        # Past that time the run does not wait for this site any more.
+        prepared = await worker.prepare(request, timeout_s=admission.job.job.wait_for_sites)
+        place.board.ready(self.run, prepared.device)
+        self._bench = _Bench(admission=admission, worker=worker, prepared=prepared)
+        return self._bench
+
+    # --- tasks ------------------------------------------------------------------------------------------------------
+
+    def add(self, task: pb.Task) -> None:
+        """Do an accepted task when those before it are done."""
+        self._waiting.append(task)
+        if self._loop is None or self._loop.done():
+            self._loop = self._place.spawn(self._work())
+
+    def has(self, key: Key) -> bool:
+        """Whether the task waits or is under way."""
+        return any(Key.of(task.key) == key for task in self._tasks())
+
+    def older_attempts(self, key: Key) -> list[Key]:
+        """Attempts of the same task that wait or are under way, below that of `key`."""
+        keys = [Key.of(task.key) for task in self._tasks()]
+        return [other for other in keys if other.task == key.task and other.attempt < key.attempt]
+
+    async def cancel(self, key: Key) -> None:
+        """Stop or forget a task that nobody wants any more."""
+        self._waiting = deque(task for task in self._waiting if Key.of(task.key) != key)
+        if self._doing is not None and Key.of(self._doing[0].key) == key:
+            self._doing[1].cancel()
+            await asyncio.wait({self._doing[1]})
+
+    def base_versions(self) -> frozenset[int]:
+        """Versions that open tasks start from."""
+        return frozenset(task.base_version for task in self._tasks())
+
+    def _tasks(self) -> list[pb.Task]:
+        return [*([self._doing[0]] if self._doing is not None else []), *self._waiting]
+
+    async def _work(self) -> None:
+        while self._waiting:
+            task = self._waiting.popleft()
+            key = Key.of(task.key)
+            doing = self._place.spawn(self._do(key, task))
+            self._doing = (task, doing)
+            try:
+                await asyncio.wait({doing})
+            except asyncio.CancelledError:
+                doing.cancel()
+                await asyncio.wait({doing})
+                raise
+            finally:
+                self._doing = None
+        self._place.board.idle(self.run)
+
+    async def _do(self, key: Key, task: pb.Task) -> None:
+        """One task, from its base version to a result in the outbox or a failure that the server hears of."""
+        place = self._place
+        try:
+            result = await self._tries(key, task)
+            await asyncio.to_thread(self._keep, key, result)
+        except AtollError as error:
+            await self._failed(key, task, error)
+            return
+        place.board.sending(self.run, task.round)
+        place.deliveries.offer(result)
+
+    def _keep(self, key: Key, result: pb.Result) -> None:
+        self._place.outbox.commit(result)
+        self._place.on_step(Step.KEPT, str(key))
+        self._place.task_log.finish(key)
+        self._place.on_step(Step.FINISHED, str(key))
+
+    async def _tries(self, key: Key, task: pb.Task) -> pb.Result:
+        """The result of a task; a worker that dies is started again, a few times."""
+        for death in range(1, MAX_WORKER_DEATHS + 1):
+            try:
+                async with self._turn:
+                    return await self._ask_worker(key, task)
+            except WorkerDied as died:
+                _log.warning("run %s: task %s, try %d: %s\n%s", self.run, key, death, died, died.log_tail)
+                await self._end_worker()
+        raise AppFailed(
+            f"the worker of site {self._site} died {MAX_WORKER_DEATHS} times in round {task.round}; its log at the site "
+            "says more",
+            site=self._site,
+            run=self.run,
+            round=task.round,
+        )
+
+    async def _ask_worker(self, key: Key, task: pb.Task) -> pb.Result:
+        place = self._place
+        bench = await self._ready()
+        config = _config(task)
+        num_rounds = bench.admission.job.job.rounds
+        if task.round > num_rounds:
+            raise PolicyRefused(
+                f"task of round {task.round}, the run that site {self._site} agreed to has {num_rounds}",
+                site=self._site,
+                run=self.run,
+                round=task.round,
+                field="round",
+                value=task.round,
+                bound=num_rounds,
+            )
+        base = await place.base_models.get(self.run, task.base_version, bench.admission.manifest)
+        place.on_step(Step.FETCHED, str(key))
+        common: dict[str, Any] = {
+            "key": str(key),
+            "round": task.round,
+            "base_version": task.base_version,
+            "base_path": str(base),
+            "config": config,
+        }
+        if task.kind == pb.TRAIN:
+            return await self._train(key, task, bench, common)
+        if task.kind == pb.EVALUATE:
+            return await self._evaluate(key, task, bench, common)
+        raise Incompatible(f"site {self._site} does not know task kind {task.kind}; upgrade it", site=self._site)
+
+    async def _train(self, key: Key, task: pb.Task, bench: _Bench, common: dict[str, Any]) -> pb.Result:
+        place, max_weight = self._place, bench.prepared.max_weight
+        out_path = await asyncio.to_thread(place.outbox.draft, key, UPDATE)
+        place.board.working(self.run, "training", task.round)
+
+        def progress(done: int, total: int) -> None:
+            place.board.progress(self.run, done, total)
+            place.mailbox.post(progress=pb.Progress(key=task.key, done=done, total=total))
+
+        trained = await bench.worker.train(Train(**common, out_path=str(out_path)), progress)
+        place.on_step(Step.WORKED, str(key))
+        if not 1 <= trained.weight <= max_weight:
+            raise AppFailed(
+                f"site {self._site}, round {task.round}: the update weighs {trained.weight} examples, the site had "
+                f"announced at most {max_weight}",
+                site=self._site,
+                run=self.run,
+                round=task.round,
+                field="weight",
+                value=trained.weight,
+                bound=max_weight,
+            )
+        payload = pb.Payload(name=UPDATE, num_bytes=trained.num_bytes, crc32=trained.crc32)
+        return pb.Result(
+            key=task.key, round=task.round, weight=trained.weight, metrics=_sums(trained.metrics), payloads=[payload]
+        )
+
+    async def _evaluate(self, key: Key, task: pb.Task, bench: _Bench, common: dict[str, Any]) -> pb.Result:
+        self._place.board.working(self.run, "evaluating", task.round)
+        evaluated = await bench.worker.evaluate(Evaluate(**common))
+        self._place.on_step(Step.WORKED, str(key))
+        return pb.Result(key=task.key, round=task.round, metrics=_sums(evaluated.metrics))
+
+    async def _failed(self, key: Key, task: pb.Task, error: AtollError) -> None:
+        place = self._place
+        refusal = as_refusal(error, site=self._site, run=self.run, round_=task.round)
+        _log.error("run %s: task %s of round %d failed: %s", self.run, key.task, task.round, error)
+        place.board.failed(self.run, refusal.message)
+        await asyncio.to_thread(place.outbox.release, key)  # a draft that came to nothing
+        # Told first: an agent that is killed in between does the task again, and fails again.
+        place.mailbox.post(task_failed=pb.TaskFailed(key=task.key, error=to_detail(refusal)))
+        await asyncio.to_thread(place.task_log.finish, key)
+        if isinstance(refusal, NotAllowed):  # what was agreed to is not so any more: no later task will do better
+            place.leave_run(self.run, refusal)
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Stop what is under way and end the worker; accepted tasks stay open in the task log."""
+        self._waiting.clear()
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.wait({self._loop})
+        await self._end_worker()
+
+    async def leave(self) -> None:
+        """Close, and forget all that the run has left at this site."""
+        await self.close()
+        place = self._place
+        await place.deliveries.drop_run(self.run)
+        await asyncio.to_thread(place.task_log.leave, self.run)
+        await asyncio.to_thread(place.base_models.drop_run, self.run)
+        await asyncio.to_thread(remove_tree, place.home.run_state(self.run))
+        place.board.gone(self.run)
+
+    async def _end_worker(self) -> None:
+        worker, self._worker, self._bench = self._worker, None, None
+        if worker is not None:
+            with disk_errors(worker.log_path):
+                await worker.close()
+
+    @property
+    def _site(self) -> str:
+        return self._place.settings.site.name
+
+
+def as_refusal(error: AtollError, *, site: str, run: str, round_: int = 0) -> RemoteError:
+    """What the server hears of an error here. Paths and details of this machine stay in the log."""
+    if isinstance(error, RemoteError):
+        return error
+    if isinstance(error, ConfigError):
+        return Malformed(f"site {site} cannot do the job: {error}", site=site, run=run, round=round_, field=error.key)
+    what = type(error).__name__
+    why = str(error) if isinstance(error, DeviceMissing) else f"{what}: its administrator finds the reason in the log"
+    return Unavailable(
+        f"site {site} cannot do it now: {why}",
+        site=site,
+        run=run,
+        round=round_,
+        value=what,
+    )
+
+
+def _config(task: pb.Task) -> dict[str, Any]:
+    if len(task.config) > TASK_CONFIG_BYTES:
+        raise Malformed(
+            f"task {task.key.task!r}: config of {len(task.config)} bytes", field="config", bound=TASK_CONFIG_BYTES
+        )
+    try:
+        config = json.loads(task.config or b"{}")
+    except (ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise Malformed(f"task {task.key.task!r}: config is not a JSON object", run=task.key.run, field="config")
+    return config
+
+
+def _sums(metrics: MetricSums) -> dict[str, pb.MetricSum]:
+    return {name: pb.MetricSum(sum=total, count=count) for name, (total, count) in metrics.items()}
