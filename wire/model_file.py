@@ -243,7 +243,7 @@ def _parse_header(header: bytes, path: Path) -> tuple[Manifest, dict[str, str]]:
         buffers = set(json.loads(metadata.pop(_BUFFERS_KEY, "[]")))
         dtypes = dict(json.loads(metadata.pop(_DTYPES_KEY, "{}")))
         specs = [_parse_tensor(name, entry, name in buffers, dtypes.get(name)) for name, entry in table.items()]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         raise BadManifest(f"{path}: the header is damaged, or not one of a model file", field="header") from None
     return Manifest(tuple(sorted(specs, key=lambda spec: spec.offset))), metadata
 

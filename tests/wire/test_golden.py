@@ -1,0 +1,195 @@
+"""Golden bytes: what an older peer wrote is read for ever, and the same values are written as the same bytes.
+
+`python tests/wire/test_golden.py` writes the files that are missing. A file that is there never changes: a new field
+gets a new sample, and a change of these bytes is a new version of the protocol.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from google.protobuf.message import Message
+
+from atoll.wire import admin_pb2, control_pb2, enrolment_pb2, errors_pb2, members_pb2, runs_pb2, transfer_pb2
+from atoll.wire.frames import decode_frame, encode_frame
+from atoll.wire.job import decode_job
+from atoll.wire.manifest import DTYPE_BYTES, Entry, Manifest
+from atoll.wire.model_file import create, open_model
+
+FOLDER = Path(__file__).parents[1] / "golden"
+RUN = "01JDQ3T4V8Z6K1M2N3P4Q5R6S7"
+KEY = control_pb2.TaskKey(run=RUN, task="train-12-site-3", attempt=2)
+GRANT = control_pb2.Grant(
+    grant="b3BhcXVl", direction=control_pb2.UP, key=KEY, payload="update", offset=4096, num_bytes=1 << 20,
+    crc32=0xDEADBEEF, min_bytes_per_s=65536,
+)  # fmt: skip
+ERROR = errors_pb2.ErrorDetail(
+    kind="BadUpdate", message='tensor "conv1.weight" is 2048, bound 1024', site="site-3", run=RUN, round=12,
+    field="conv1.weight", value="2048", bound="1024",
+)  # fmt: skip
+METRICS = {"loss": control_pb2.MetricSum(sum=1.5, count=4.0)}
+MEMBERS = members_pb2.MemberList(
+    federation="reef", version=3, signed_at_unix_s=1_764_460_800,
+    members=[
+        members_pb2.Member(site="site-1", organisation="Org A", signing_key=bytes(range(32)), status=members_pb2.ACTIVE),
+        members_pb2.Member(site="site-2", organisation="Org B", signing_key=bytes(32), status=members_pb2.REVOKED),
+    ],
+)  # fmt: skip
+SIGNED = members_pb2.SignedMemberList(member_list=MEMBERS.SerializeToString(), signature=bytes(64))
+JOB = (
+    b'{"app":{"lr":0.05},"evaluation":{"every":1,"server":false,"sites":true},"job":{"app":"fashion","name":"fashion",'
+    b'"rounds":20,"seed":0,"sites":[],"wait_for_sites":600.0},"strategy":{"buffers":"mean","kind":"fedavg","sum":'
+    b'{"bound":1024.0},"work":{"batch_size":32,"full_batch":false}},"training":{"deterministic":true,"device":"auto"}}'
+)
+PARAMETERS: list[Entry] = [(f"layer.{name}", name, (2, 3), "parameter") for name in DTYPE_BYTES]
+BUFFERS: list[Entry] = [("bn.num_batches_tracked", "int64", (), "buffer"), ("empty", "float32", (0, 4), "buffer")]
+MANIFEST = Manifest.build(PARAMETERS + BUFFERS)
+SCHEMA_HASH = "bd4515ce7d09876c8df7df59ac7d2bbfb7533bccccc4e4dbbba9c653ce63d54a"
+
+site, server = control_pb2.SiteMessage, control_pb2.ServerMessage
+MESSAGES: dict[str, Message] = {
+    "error_detail": ERROR,
+    "member_list": MEMBERS,
+    "signed_member_list": SIGNED,
+    "enrolment_token": enrolment_pb2.EnrolmentToken(
+        federation="reef", name="site-3", role="site", address="localhost:9400", enrolment_address="localhost:9401",
+        secret=bytes(32), federation_fingerprint=bytes(range(32)), ca_certificate=b"DER", expires_at_unix_s=1_764_547_200,
+    ),
+    "enrol_request": enrolment_pb2.EnrolRequest(
+        name="site-3", secret=bytes(32), csr=b"DER", signing_key=bytes(range(32)), signing_key_proof=bytes(64)
+    ),
+    "enrol_reply": enrolment_pb2.EnrolReply(
+        certificate=b"DER", ca_certificate=b"DER", federation_public_key=bytes(range(32)), organisation="Org A"
+    ),
+    "hello": site(
+        hello=control_pb2.Hello(
+            protocol_min=1, protocol_max=1, features=["secagg/1"], software="atoll 0.1.0",
+            capacity=control_pb2.Capacity(
+                runs_at_once=1, num_devices=2, memory_bytes=80 << 30, labels={"zone": "eu-1"}
+            ),
+            held_updates=[KEY], open_tasks=[KEY], joined_runs=[RUN], member_list_version=3,
+        )
+    ),
+    "welcome": server(
+        welcome=control_pb2.Welcome(
+            protocol=1, features=["secagg/1"], federation="reef", server_software="atoll 0.1.0", heartbeat_s=15,
+            lease_s=45, max_frame_bytes=4 << 20,
+        )
+    ),
+    "heartbeat": site(heartbeat=control_pb2.Heartbeat(member_list_version=3)),
+    "run_offer": server(
+        run_offer=control_pb2.RunOffer(
+            run=RUN, job=JOB, manifest=b"\x08\x01", app_hash="ab" * 32, submitted_by="ada", num_sites=3
+        )
+    ),
+    "accept": site(offer_reply=control_pb2.OfferReply(run=RUN, accept=control_pb2.Accept(max_weight=600))),
+    "decline": site(offer_reply=control_pb2.OfferReply(run=RUN, decline=ERROR)),
+    "task": server(
+        task=control_pb2.Task(
+            key=KEY, kind=control_pb2.TRAIN, round=12, base_version=11, config=b"{}", deadline_s=600
+        )
+    ),
+    "progress": site(progress=control_pb2.Progress(key=KEY, done=3, total=10)),
+    "result": site(
+        result=control_pb2.Result(
+            key=KEY, round=12, weight=600, metrics=METRICS,
+            payloads=[control_pb2.Payload(name="update", num_bytes=1 << 20, crc32=0xDEADBEEF)],
+        )
+    ),
+    "task_failed": site(task_failed=control_pb2.TaskFailed(key=KEY, error=ERROR)),
+    "fetch": site(fetch=control_pb2.Fetch(run=RUN, version=11, offset=4096)),
+    "leave_run": site(leave_run=control_pb2.LeaveRun(run=RUN, reason=ERROR)),
+    "grant": server(grant=GRANT),
+    "grant_withdrawn": server(grant_withdrawn=control_pb2.GrantWithdrawn(grant="b3BhcXVl", reason=ERROR)),
+    "verdict_accepted": server(verdict=control_pb2.Verdict(key=KEY, accepted=True)),
+    "verdict_refused": server(verdict=control_pb2.Verdict(key=KEY, refused=ERROR)),
+    "verdict_released": server(verdict=control_pb2.Verdict(key=KEY, released=True)),
+    "committed": server(committed=control_pb2.Committed(run=RUN, round=12, version=12)),
+    "cancel_task": server(cancel_task=control_pb2.CancelTask(key=KEY, reason=ERROR)),
+    "run_ended": server(run_ended=control_pb2.RunEnded(run=RUN, status="failed", reason=ERROR)),
+    "pushed_member_list": server(member_list=SIGNED),
+    "drain": server(drain=control_pb2.Drain(reconnect_after_s=5)),
+    "submit_request": runs_pb2.SubmitRequest(
+        job=JOB, manifest=b"\x08\x01", app_hash="ab" * 32, crc32=0xDEADBEEF, request="01JDQ"
+    ),
+    "submit_reply": runs_pb2.SubmitReply(run=RUN, upload=GRANT),
+    "run_snapshot": runs_pb2.RunSnapshot(
+        run=RUN, name="fashion", status="running", reason=ERROR, round=12, num_rounds=20, version=11,
+        sites=[runs_pb2.SiteProgress(site="site-3", state="training", done=3, total=10, detail="")],
+        rounds=[
+            runs_pb2.RoundRecord(
+                round=11, version=11, num_sites=3, weight=1800, seconds=2.5, train_metrics=METRICS,
+                evaluate_metrics=METRICS, server_metrics=METRICS, missing=["site-9"], bytes_up=3 << 20,
+                bytes_down=3 << 20,
+            )
+        ],
+        submitted_by="ada", submitted_at_unix_s=1_764_460_800.5,
+    ),
+    "add_request": admin_pb2.AddRequest(name="site-3", organisation="Org A", role="site", valid_s=3600),
+    "download_request": transfer_pb2.DownloadRequest(grant="b3BhcXVl", offset=4096),
+    "transfer_status": transfer_pb2.TransferStatus(received_bytes=8192, complete=True),
+}  # fmt: skip
+
+
+def model_file_bytes() -> bytes:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        with create(path, MANIFEST, {"atoll.version": "11"}) as data:
+            data[:] = b"\x01" * MANIFEST.num_bytes
+        return path.read_bytes()
+
+
+def written() -> dict[str, bytes]:
+    """What this version writes, by file name."""
+    files = {f"{name}.bin": message.SerializeToString(deterministic=True) for name, message in MESSAGES.items()}
+    files["manifest.bin"] = MANIFEST.encode()
+    files["frame.bin"] = encode_frame(4096, memoryview(bytes(range(48))))
+    files["job.json"] = decode_job(JOB).canonical()
+    files["model.safetensors"] = model_file_bytes()
+    return files
+
+
+@pytest.mark.parametrize("name", sorted(written()))
+def test_the_same_values_are_the_same_bytes(name: str) -> None:
+    assert written()[name] == (FOLDER / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_messages_are_read(name: str) -> None:
+    assert type(MESSAGES[name]).FromString((FOLDER / f"{name}.bin").read_bytes()) == MESSAGES[name]
+
+
+def test_the_manifest_is_read() -> None:
+    manifest = Manifest.decode((FOLDER / "manifest.bin").read_bytes())
+    assert manifest == MANIFEST
+    assert manifest.schema_hash == SCHEMA_HASH
+
+
+def test_the_frame_is_read() -> None:
+    offset, payload = decode_frame((FOLDER / "frame.bin").read_bytes())
+    assert (offset, bytes(payload)) == (4096, bytes(range(48)))
+
+
+def test_the_model_file_is_read() -> None:
+    with open_model(FOLDER / "model.safetensors") as model:
+        assert model.manifest == MANIFEST
+        assert bytes(model.map) == b"\x01" * MANIFEST.num_bytes
+
+
+@pytest.mark.parametrize("envelope", [site, server])
+def test_every_control_message_has_a_sample(envelope: type[Message]) -> None:
+    sampled = {message.WhichOneof("body") for message in MESSAGES.values() if isinstance(message, envelope)}
+    assert sampled == {field.name for field in envelope.DESCRIPTOR.oneofs_by_name["body"].fields}
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for name, data in written().items():
+        if not (FOLDER / name).exists():
+            (FOLDER / name).write_bytes(data)
+
+
+if __name__ == "__main__":
+    main()

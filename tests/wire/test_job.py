@@ -1,0 +1,170 @@
+"""The job file: every section's typos are named, and what this version lacks is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.wire.errors import ConfigError
+from atoll.wire.job import JOB_BYTES, Job, decode_job, load_job, parse_duration_s, parse_job
+
+GOOD = """
+[job]
+name = "fashion"
+app = "fashion"
+rounds = 20
+[app]
+lr = 0.05
+[strategy]
+kind = "fedavg"
+schedule = { kind = "rounds", fraction = 1.0, min = 8, quorum = 6, deadline = "10m" }
+work = { epochs = 1 }
+[evaluation]
+every = 2
+[training]
+threads = 2
+"""
+
+
+def job_from(tmp_path: Path, text: str) -> Job:
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    return load_job(path)
+
+
+def test_a_good_job(tmp_path: Path) -> None:
+    job = job_from(tmp_path, GOOD)
+    assert job.data_name == "fashion"
+    assert job.app == {"lr": 0.05}
+    assert job.strategy.schedule is not None
+    assert job.strategy.schedule.options == {"fraction": 1.0, "min": 8, "quorum": 6, "deadline": "10m"}
+    assert job.strategy.work.num_epochs == 1
+    assert decode_job(job.canonical()) == job
+    assert decode_job(job.canonical()).canonical() == job.canonical()
+
+
+TYPOS = {
+    ("[job]", "[jbo]"): ("'jbo'", "'job'"),
+    ("rounds = 20", "round = 20"): ("'job.round'", "'rounds'"),
+    ('app = "fashion"', 'apps = "fashion"'): ("'job.apps'", "'app'"),
+    ("[strategy]", "[stratgy]"): ("'stratgy'", "'strategy'"),
+    ("schedule = {", "shedule = {"): ("'strategy.shedule'", "'schedule'"),
+    ("epochs = 1", "epoch = 1"): ("'strategy.work.epoch'", "'epochs'"),
+    ("[evaluation]", "[evalution]"): ("'evalution'", "'evaluation'"),
+    ("every = 2", "evry = 2"): ("'evaluation.evry'", "'every'"),
+    ("[training]", "[trainig]"): ("'trainig'", "'training'"),
+    ("threads = 2", "thread = 2"): ("'training.thread'", "'threads'"),
+    ("work = {", "sum = { bond = 3.0 }\nwork = {"): ("'strategy.sum.bond'", "'bound'"),
+}
+
+
+@pytest.mark.parametrize("typo", TYPOS)
+def test_a_typo_names_the_nearest_key(tmp_path: Path, typo: tuple[str, str]) -> None:
+    right, wrong = typo
+    assert right in GOOD
+    with pytest.raises(ConfigError) as caught:
+        job_from(tmp_path, GOOD.replace(right, wrong, 1))
+    found, nearest = TYPOS[typo]
+    assert f"job.toml: unknown key {found}; did you mean {nearest}?" in str(caught.value)
+
+
+def test_a_key_near_to_none_lists_the_known(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="known keys: app, data, name, rounds"):
+        job_from(tmp_path, GOOD.replace("rounds = 20", "rounds = 20\nzzzzz = 1"))
+
+
+BAD_VALUES = {
+    ("rounds = 20", "rounds = 0"): "job.rounds = 0",
+    ("rounds = 20", 'rounds = "many"'): "job.rounds = 'many'",
+    ("rounds = 20", "rounds = 20\nseed = -1"): "job.seed = -1",
+    ("rounds = 20", 'rounds = 20\nwait_for_sites = "soon"'): "wanted a duration",
+    ("rounds = 20", 'rounds = 20\nsites = ["Bad Name"]'): "job.sites.0 = 'Bad Name': wanted 1 to 63",
+    ('name = "fashion"', 'name = "../../etc"'): "job.name = '../../etc': wanted 1 to 63",
+    ("epochs = 1", "epochs = 1, steps = 5"): "not both",
+    ("lr = 0.05", "lr = nan"): "app.lr = nan: wanted a finite number",
+    ("lr = 0.05", "since = 2020-01-01"): "app.since = 2020-01-01: write dates and times as text",
+    ("fraction = 1.0", "fraction = inf"): "strategy.schedule.fraction = inf",
+    ('kind = "rounds", ', ""): "strategy.schedule.kind is missing",
+    ("threads = 2", "threads = 2000"): "training.threads = 2000",
+    ("rounds = 20", ""): "job.rounds is missing",
+    ("[job]", "[job"): "not TOML",
+}
+
+
+@pytest.mark.parametrize("change", BAD_VALUES)
+def test_a_bad_value_is_named_with_its_bound(tmp_path: Path, change: tuple[str, str]) -> None:
+    right, wrong = change
+    assert right in GOOD
+    with pytest.raises(ConfigError) as caught:
+        job_from(tmp_path, GOOD.replace(right, wrong, 1))
+    assert BAD_VALUES[change] in str(caught.value)
+    assert "job.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "[privacy]\nsecure_aggregation = { threat = 'active' }",
+        "[privacy.differential_privacy]\nepsilon = 1.0",
+        "[differential_privacy]\nepsilon = 1.0",
+        "[privacy]\n",
+        "[parallel]\ndp_shard = -1",
+    ],
+)
+def test_what_this_version_lacks_is_refused_by_name(tmp_path: Path, table: str) -> None:
+    with pytest.raises(ConfigError, match="not in this version of Atoll"):
+        job_from(tmp_path, GOOD + table)
+
+
+def test_differential_privacy_is_called_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="differential privacy is not in this version"):
+        job_from(tmp_path, GOOD + "[privacy.differential_privacy]\nepsilon = 1.0")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        load_job(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_job(tmp_path)
+    (tmp_path / "latin.toml").write_bytes(b'[job]\nname = "\xe4"')
+    with pytest.raises(ConfigError, match="UTF-8"):
+        load_job(tmp_path / "latin.toml")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[]", b"3", b"{", b"\xff", b"[" * 100_000, b'{"a":' * 5_000, b"{}", b" " * (JOB_BYTES + 1)],
+)
+def test_hostile_jobs_from_a_peer(data: bytes) -> None:
+    with pytest.raises(ConfigError):
+        decode_job(data)
+
+
+def test_deep_tables_are_refused() -> None:
+    deep: dict[str, object] = {}
+    for _ in range(500):
+        deep = {"a": deep}
+    with pytest.raises(ConfigError, match="nested"):
+        parse_job({"job": {"name": "n", "app": "a", "rounds": 1}, "app": deep})
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_give_a_job_or_the_error(data: bytes) -> None:
+    with pytest.raises(ConfigError):
+        decode_job(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("10m", 600), ("1.5h", 5400), (" 2 d ", 172_800), ("250ms", 0.25), (5, 5)]
+)
+def test_durations(text: object, seconds: float) -> None:
+    assert parse_duration_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "10", "-1s", "1y", 0, -1, True, None, float("nan"), float("inf"), "99999d"])
+def test_what_is_no_duration(text: object) -> None:
+    with pytest.raises(ValueError, match="duration"):
+        parse_duration_s(text)
