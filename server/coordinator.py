@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 
-from atoll.aggregation.strategy import Joined
+from atoll.aggregation.schedule import Joined
 from atoll.server.driver import RunDriver
 from atoll.server.evaluator import Evaluator
 from atoll.server.events import TaskLost
@@ -70,6 +70,7 @@ class Coordinator:
         self._active_sites: frozenset[str] = frozenset()  # those on the member list
         self._member_list: SignedMemberList | None = None
         self._ticker: asyncio.Task[None] | None = None
+        self._releases: set[asyncio.Future[None]] = set()  # evaluation workers on their way out
 
     # --- beginning and end ------------------------------------------------------------------------------------------
 
@@ -310,6 +311,10 @@ class Coordinator:
         return self.transfers.transferred(run)
 
     def run_ended(self, run: str) -> None:
+        if self._evaluator is not None:
+            release = asyncio.ensure_future(self._evaluator.release(run))
+            self._releases.add(release)
+            release.add_done_callback(self._releases.discard)
         self._offers.forget_run(run)
         self.runs.ended(run)
 

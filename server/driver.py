@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from atoll.aggregation.strategy import Committed, Left, Ready, TimerFired
+from atoll.aggregation.schedule import Committed, Left, Ready, TimerFired
 from atoll.server.events import (
     Broken,
     EvaluationEnded,

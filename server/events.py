@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.aggregation.strategy import Committed, Joined, Left, Ready, TimerFired
+from atoll.aggregation.schedule import Committed, Joined, Left, Ready, TimerFired
 from atoll.server.round import Metrics
 
 

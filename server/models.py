@@ -31,8 +31,8 @@ class RunModels:
         return self._folder / f"{version}.safetensors"
 
     def optimizer_path(self, version: int) -> Path:
-        """Stem of the optimizer's files that belong to `version`."""
-        return self._folder / f"{version}.optimizer"
+        """State of the server optimizer that belongs to `version`."""
+        return self._folder / f"{version}.optimizer.safetensors"
 
     def has(self, version: int) -> bool:
         return self.path(version).exists()

@@ -11,19 +11,18 @@ Everything here blocks and runs in threads; torch releases the interpreter lock 
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 
 from atoll.aggregation.layout import UpdateLayout, update_layout
 from atoll.aggregation.next_model import next_model
-from atoll.aggregation.round_sum import RoundSum
-from atoll.aggregation.server_optimizers import OptimizerState
+from atoll.aggregation.reducers import Reduction
+from atoll.aggregation.server_optimizers import OptimizerState, initial_state
 from atoll.aggregation.strategy import Strategy
 from atoll.server.models import RunModels
 from atoll.server.round import Round
-from atoll.wire.errors import BadUpdate
+from atoll.wire.errors import BadUpdate, LocalError
 from atoll.wire.manifest import Manifest
-from atoll.wire.model_file import crc32_of
+from atoll.wire.model_file import crc32_of_buffer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +34,16 @@ class NewVersion:
     num_bytes: int
 
 
+@dataclass(slots=True, kw_only=True)
+class _Open:
+    """What is folded of a round so far."""
+
+    reduction: Reduction
+    num_sites: int
+    max_weight: int
+    folded: set[str]
+
+
 class Pipeline:
     """Folds the updates of one run's open rounds and makes its model versions."""
 
@@ -44,8 +53,7 @@ class Pipeline:
         self._manifest = manifest
         self._models = models
         self._layout: UpdateLayout = update_layout(manifest, strategy.codec, strategy.buffers)
-        self._sums: dict[int, RoundSum] = {}
-        self._folded: dict[int, set[str]] = {}
+        self._open: dict[int, _Open] = {}
         self._optimizer_state: tuple[int, OptimizerState] | None = None  # with the version that it belongs to
 
     @property
@@ -55,18 +63,21 @@ class Pipeline:
 
     def open_round(self, round_: Round) -> None:
         """Get ready to fold updates of `round_`; a cohort that has grown starts the sum anew."""
-        known = self._sums.get(round_.number)
-        wanted = (len(round_.asked), round_.max_weight)
-        if known is not None and (known.num_sites, known.max_weight) == wanted:
+        known = self._open.get(round_.number)
+        num_sites = len(round_.asked)
+        if known is not None and (known.num_sites, known.max_weight) == (num_sites, round_.max_weight):
             return
-        self._sums[round_.number] = RoundSum(
-            self._layout, num_sites=wanted[0], max_weight=wanted[1], bound=self._strategy.bound
+        reduction = self._strategy.reducer.init(
+            self._layout, num_sites=num_sites, max_weight=round_.max_weight, bound=self._strategy.bound
         )
-        self._folded[round_.number] = set()
+        self._open[round_.number] = _Open(
+            reduction=reduction, num_sites=num_sites, max_weight=round_.max_weight, folded=set()
+        )
 
     def lacks(self, round_: Round) -> tuple[str, ...]:
         """Sites whose update is accepted but not in the sum, as after a restart: they still keep it."""
-        return tuple(sorted(set(round_.updates) - self._folded.get(round_.number, set())))
+        known = self._open.get(round_.number)
+        return tuple(sorted(set(round_.updates) - (known.folded if known is not None else set())))
 
     def check(self, round_: Round, site: str, weight: int, update: memoryview) -> None:
         """Nothing where every byte of `update` can be folded.
@@ -75,10 +86,11 @@ class Pipeline:
             BadUpdate: names site, round, tensor, value and bound.
         """
         try:
-            self._sums[round_.number].check(update, weight)
+            self._open[round_.number].reduction.check(update, weight, site=site, round=round_.number)
         except BadUpdate as error:
+            text = f"update from {site}, round {round_.number}: {error.message}"
             raise BadUpdate(
-                f"update from {site}, round {round_.number}: {error.message}",
+                text,
                 site=site,
                 run=self._run,
                 round=round_.number,
@@ -89,15 +101,14 @@ class Pipeline:
 
     def fold(self, round_: Round, site: str, weight: int, update: memoryview) -> None:
         """Add a checked and journalled update to its round's sum; once, however often it comes."""
-        if site in self._folded[round_.number]:
-            return
-        self._sums[round_.number].fold(site, update, weight)
-        self._folded[round_.number].add(site)
+        known = self._open[round_.number]
+        if site not in known.folded:
+            known.reduction.fold(site, update, weight)
+            known.folded.add(site)
 
     def drop(self, number: int) -> None:
         """Forget the sum of a round that is committed or given up."""
-        self._sums.pop(number, None)
-        self._folded.pop(number, None)
+        self._open.pop(number, None)
 
     def make_version(self, round_: Round, current: int) -> NewVersion:
         """Version `current` + 1 from the sum of a closing round, durable on disk with its optimizer state.
@@ -112,25 +123,27 @@ class Pipeline:
             self._models.create(version, {"atoll.round": str(round_.number)}) as out,
         ):
             state = next_model(
-                self._sums[round_.number],
+                self._open[round_.number].reduction,
                 optimizer=self._strategy.optimizer,
                 state=state,
-                base=base.data,
+                base=base.map,
                 out=out,
                 manifest=self._manifest,
             )
-            crc32 = zlib.crc32(out)
+            crc32 = crc32_of_buffer(out)
         state.save(self._models.optimizer_path(version))
         self._optimizer_state = (version, state)
         return NewVersion(version=version, crc32=crc32, num_bytes=self._manifest.num_bytes)
-
-    def crc32_of(self, version: int) -> int:
-        return crc32_of(self._models.path(version))
 
     def _state_of(self, version: int) -> OptimizerState:
         """The optimizer's state after `version`: the one in memory, the one on disk, or a fresh one at version 0."""
         if self._optimizer_state is not None and self._optimizer_state[0] == version:
             return self._optimizer_state[1]
         if version == 0:
-            return self._strategy.optimizer.init(self._manifest)
-        return OptimizerState.load(self._models.optimizer_path(version), self._strategy.optimizer, self._manifest)
+            return initial_state(self._strategy.optimizer, self._manifest)
+        state = OptimizerState.read(self._models.optimizer_path(version))
+        if (state.optimizer, state.schema_hash) != (self._strategy.optimizer.name, self._manifest.schema_hash):
+            raise LocalError(
+                f"{self._models.optimizer_path(version)}: belongs to another run; restore it from a backup"
+            )
+        return state

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
-from atoll.aggregation.strategy import (
+from atoll.aggregation.schedule import (
     Accepted,
     Action,
     Cancel,
@@ -34,7 +34,7 @@ from atoll.aggregation.strategy import (
     Stop,
     TimerFired,
 )
-from atoll.aggregation.strategy import Event as ScheduleEvent
+from atoll.aggregation.schedule import Event as ScheduleEvent
 from atoll.server.events import (
     Broken,
     EvaluationEnded,

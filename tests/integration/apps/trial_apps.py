@@ -1,0 +1,75 @@
+"""Apps of the integration tests: a small classifier on real data that can be told to misbehave at one site.
+
+`source["path"]` is the site's npz file; `source["fault"]` may name a file whose text says what goes wrong there:
+raise, nan, huge, die, slow SECONDS. Without the file the app behaves.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import Dataset, TensorDataset
+
+import atoll
+
+
+class Trial(atoll.App):
+    class Config(BaseModel):
+        lr: float = 0.1
+        hidden: int = 16
+        dtype: str = "float32"
+        batch_norm: bool = False
+
+    def model(self) -> nn.Module:
+        layers: list[nn.Module] = [nn.Linear(30, self.config.hidden)]
+        if self.config.batch_norm:
+            layers.append(nn.BatchNorm1d(self.config.hidden))
+        layers += [nn.Tanh(), nn.Linear(self.config.hidden, 2)]
+        return nn.Sequential(*layers).to(getattr(torch, self.config.dtype))
+
+    def data(self, split: str) -> Dataset[Any]:
+        with np.load(self.source["path"]) as file:
+            x, y = torch.from_numpy(file[f"x_{split}"]), torch.from_numpy(file[f"y_{split}"])
+        return TensorDataset(x.to(getattr(torch, self.config.dtype)), y)
+
+    def loss(self, output: Tensor, batch: Any) -> Tensor:
+        loss = nn.functional.cross_entropy(output, batch[1])
+        match self._fault():
+            case ["raise"]:
+                raise RuntimeError("this batch cannot be learnt")
+            case ["nan"]:
+                return loss * float("nan")
+            case ["huge"]:
+                return loss * 1e30
+            case ["die"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case ["slow", seconds]:
+                time.sleep(float(seconds))
+        return loss
+
+    def optimizer(self, params: Iterable[nn.Parameter]) -> Optimizer:
+        return torch.optim.SGD(params, lr=self.config.lr)
+
+    def metrics(self, output: Tensor, batch: Any) -> dict[str, tuple[float, float]]:
+        return {"accuracy": (float((output.argmax(1) == batch[1]).sum()), float(len(output)))}
+
+    def _fault(self) -> list[str]:
+        path = Path(self.source.get("fault", "/nonexistent"))
+        return path.read_text().split() if torch.is_grad_enabled() and path.exists() else []
+
+
+class OneTensorMore(Trial):
+    """The same app to look at, another schema: what a site with a changed model would send."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(super().model(), nn.Linear(2, 2))

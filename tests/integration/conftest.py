@@ -1,0 +1,39 @@
+"""Federations for the tests: a fresh one, or one that a module's tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from integration.federation import Federation
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Iterator[Federation]:
+    """Made, and nothing of it running."""
+    federation = Federation(tmp_path)
+    try:
+        federation.make()
+        yield federation
+    finally:
+        federation.close()
+
+
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """A running server with three running sites, for tests that leave it as it was. Rounding is reproducible."""
+    federation = Federation(tmp_path_factory.mktemp("trio"))
+    try:
+        federation.make()
+        federation.start_server()
+        federation.enrol_researcher()
+        for name in ("site-1", "site-2", "site-3"):
+            federation.enrol_site(name)
+            federation.add_settings(federation.home(name) / "site.toml", "[reproducible]\nseed = 7\n")
+        federation.sign()
+        for name in ("site-1", "site-2", "site-3"):
+            federation.start_site(name)
+        yield federation
+    finally:
+        federation.close()

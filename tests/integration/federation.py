@@ -1,0 +1,350 @@
+"""A federation of real processes on loopback: the server, sites and a researcher, all through the `atoll` command."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+from sklearn.datasets import load_breast_cancer
+
+APPS = Path(__file__).parent / "apps"
+PATIENCE_S = 120.0  # for anything at all; a healthy federation takes a few seconds
+
+
+@dataclass(slots=True)
+class Process:
+    """A started process with its log."""
+
+    popen: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
+    def running(self) -> bool:
+        return self.popen.poll() is None
+
+    def kill(self) -> None:
+        """kill -9, and wait until it is gone."""
+        self.popen.kill()
+        self.popen.wait()
+
+    def stop(self, timeout_s: float = 30.0) -> int:
+        """SIGTERM, and the exit code."""
+        if self.running:
+            self.popen.terminate()
+        return self.popen.wait(timeout_s)
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+@dataclass(slots=True)
+class Done:
+    """What a command that ended has printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(slots=True)
+class Federation:
+    """Folders, ports and processes of one federation. `close` ends whatever still runs."""
+
+    root: Path
+    ports: tuple[int, int] = (0, 0)
+    server: Process | None = None
+    sites: dict[str, Process] = field(default_factory=dict)
+    limits: str = "heartbeat_s = 1\nlease_s = 4"
+    environment: dict[str, str] = field(default_factory=dict)
+
+    # --- making one -------------------------------------------------------------------------------------------------
+
+    def make(self) -> None:
+        """Keys, certificates, settings; nothing runs yet."""
+        self.ports = free_ports()
+        self.environment = os.environ | {"PYTHONPATH": str(install_apps(self.root / "installed"))}
+        self.atoll(
+            "server", "init", self.server_folder, "--name", "trial", "--key-folder", self.root / "offline-key",
+            "--address", f"127.0.0.1:{self.ports[0]}", "--enrolment-address", f"127.0.0.1:{self.ports[1]}",
+            "--listen", f"127.0.0.1:{self.ports[0]}", "--enrolment-listen", f"127.0.0.1:{self.ports[1]}",
+        )  # fmt: skip
+        self.add_settings(self.server_folder / "server.toml", f"[limits]\n{self.limits}\n")
+
+    def add_settings(self, path: Path, text: str) -> None:
+        """Append tables to a TOML file."""
+        path.write_text(path.read_text() + "\n" + text)
+
+    def start_server(self) -> Process:
+        """Start the server and wait until its ports take connections."""
+        self.server = self.start("server", "server", "run", self.server_folder)
+        for port in self.ports:
+            self.wait_for(lambda port=port: connects(port), "the server listens", self.server)  # type: ignore[misc]
+        return self.server
+
+    def enrol_site(self, name: str, *, organisation: str = "", settings: str = "", policy: str | None = None) -> None:
+        """Token, keys, site.toml with the trial app and this site's data, a policy that allows it."""
+        token = self.atoll(
+            "site", "add", name, "--organisation", organisation or f"organisation of {name}", "--home", self.operator
+        ).out.strip()
+        self.atoll("site", "join", token, "--home", self.home(name))
+        data = self.write_data(name)
+        self.add_settings(
+            self.home(name) / "site.toml",
+            settings
+            or '[apps.trial]\ndistribution = "trial-apps"\nentry_point = "trial"\n'
+            f'[data.trial]\npath = "{data}"\nfault = "{self.fault(name)}"\n',
+        )
+        (self.home(name) / "policy.toml").write_text(
+            'allowed_apps = [{ name = "trial", hash = "any-installed" }]\nresearchers = ["*"]\nmin_cohort = 1\n'
+            if policy is None
+            else policy
+        )
+
+    def write_data(self, name: str) -> Path:
+        """This site's share of the breast cancer data: every third example, from another start at each site."""
+        x, y = breast_cancer()
+        start = int(name.rsplit("-", 1)[-1]) - 1
+        path = self.root / f"{name}.npz"
+        mine = slice(start, 450, 3 + start)  # sites of different sizes
+        np.savez(path, x_train=x[mine], y_train=y[mine], x_test=x[450:], y_test=y[450:])
+        return path
+
+    def enrol_researcher(self) -> None:
+        token = self.atoll("user", "add", "ada", "--home", self.operator).out.strip()
+        self.atoll("user", "join", token, "--home", self.researcher)
+        (self.researcher / "user.toml").write_text(
+            '[apps.trial]\ndistribution = "trial-apps"\nentry_point = "trial"\n'
+            '[apps.larger]\ndistribution = "trial-apps"\nentry_point = "larger"\n'
+        )
+
+    def sign(self) -> None:
+        self.atoll("federation", "sign", "--key", self.root / "offline-key", "--home", self.operator, "--yes")
+
+    def start_site(self, name: str, **environment: str) -> Process:
+        self.sites[name] = self.start(name, "site", "run", "--home", self.home(name), **environment)
+        return self.sites[name]
+
+    def start_all(self, *names: str) -> None:
+        """The common case: server, researcher, and these sites, signed and running."""
+        self.start_server()
+        self.enrol_researcher()
+        for name in names:
+            self.enrol_site(name)
+        self.sign()
+        for name in names:
+            self.start_site(name)
+
+    # --- using it ---------------------------------------------------------------------------------------------------
+
+    def submit(self, job: str, *, check: bool = True) -> str:
+        """Submit a job file; the id of the run."""
+        path = self.root / "job.toml"
+        path.write_text(job)
+        return self.atoll("run", path, "--detach", "--home", self.researcher, check=check).out.strip()
+
+    def status(self, run: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.atoll("status", run, "--json", "--home", self.researcher).out)
+        return found
+
+    def wait_until(
+        self, run: str, what: Callable[[dict[str, Any]], bool], patience_s: float = PATIENCE_S
+    ) -> dict[str, Any]:
+        """The state of a run as soon as `what` holds for it."""
+        deadline_s = time.monotonic() + patience_s
+        while True:
+            state = self.status(run)
+            if what(state):
+                return state
+            if time.monotonic() > deadline_s:
+                raise AssertionError(
+                    f"waited {patience_s} s in vain; the run: {json.dumps(state, indent=1)}\n{self.logs()}"
+                )
+
+    def wait_for_end(self, run: str, patience_s: float = PATIENCE_S) -> dict[str, Any]:
+        return self.wait_until(run, lambda state: state["status"] in ("finished", "failed", "stopped"), patience_s)
+
+    def finish(self, job: str) -> dict[str, Any]:
+        """Submit a job, wait for its end, and be sure that it finished."""
+        state = self.wait_for_end(self.submit(job))
+        assert state["status"] == "finished", f"{state}\n{self.logs()}"
+        return state
+
+    def model(self, run: str) -> dict[str, NDArray[Any]]:
+        """The newest model of a run, by tensor name."""
+        return self._model(run)
+
+    def model_of_version(self, run: str, version: int) -> dict[str, NDArray[Any]]:
+        return self._model(run, "--version", str(version))
+
+    def _model(self, run: str, *options: str) -> dict[str, NDArray[Any]]:
+        path = self.root / f"{run}.safetensors"
+        path.unlink(missing_ok=True)
+        self.atoll("model", run, "--out", path, "--home", self.researcher, *options)
+        return dict(load_file(path))
+
+    def model_hash(self, run: str) -> str:
+        """SHA-256 over names and bytes of the newest model."""
+        digest = hashlib.sha256()
+        for name, array in sorted(self.model(run).items()):
+            digest.update(name.encode() + array.tobytes())
+        return digest.hexdigest()
+
+    # --- processes --------------------------------------------------------------------------------------------------
+
+    def atoll(self, *arguments: str | Path, check: bool = True) -> Done:
+        """Run an `atoll` command to its end."""
+        done = subprocess.run(
+            command(arguments), env=self.environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+        if check and done.returncode != 0:
+            raise AssertionError(f"atoll {arguments} ended with {done.returncode}: {done.stderr}\n{self.logs()}")
+        return Done(code=done.returncode, out=done.stdout, err=done.stderr)
+
+    def start(self, name: str, *arguments: str | Path, **environment: str) -> Process:
+        log = self.root / f"{name}.log"
+        with log.open("ab") as file:
+            popen = subprocess.Popen(command(arguments), env=self.environment | environment, stdout=file, stderr=file)
+        return Process(popen=popen, log=log)
+
+    def wait_for(self, what: Callable[[], bool], name: str, process: Process | None = None) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not what():
+            if time.monotonic() > deadline_s or (process is not None and not process.running):
+                raise AssertionError(f"never came: {name}\n{self.logs()}")
+            time.sleep(0.02)
+
+    def logs(self) -> str:
+        """The ends of all logs, for the text of a failed test."""
+        logs = sorted(self.root.glob("*.log")) + sorted(self.root.glob("*/logs/*.log"))
+        return "\n".join(f"--- {log.relative_to(self.root)}\n{log.read_text(errors='replace')[-3000:]}" for log in logs)
+
+    def close(self) -> None:
+        processes = [*self.sites.values(), *([self.server] if self.server is not None else [])]
+        for process in processes:
+            if process.running:
+                process.popen.send_signal(signal.SIGCONT)
+                process.popen.terminate()
+        for process in processes:
+            try:
+                process.popen.wait(20.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    # --- places -----------------------------------------------------------------------------------------------------
+
+    @property
+    def server_folder(self) -> Path:
+        return self.root / "server"
+
+    @property
+    def operator(self) -> Path:
+        return self.server_folder / "operator"
+
+    @property
+    def researcher(self) -> Path:
+        return self.root / "ada"
+
+    def home(self, site: str) -> Path:
+        return self.root / site
+
+    def fault(self, site: str) -> Path:
+        """The file that makes the trial app misbehave at a site."""
+        return self.root / f"{site}.fault"
+
+
+def command(arguments: Sequence[str | Path]) -> list[str]:
+    return [sys.executable, "-m", "atoll.cli", *map(str, arguments)]
+
+
+def free_ports() -> tuple[int, int]:
+    with socket.socket() as first, socket.socket() as second:
+        for one in (first, second):
+            one.bind(("127.0.0.1", 0))
+        return first.getsockname()[1], second.getsockname()[1]
+
+
+def connects(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def breast_cancer() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """569 examples of 30 standardised features, in a fixed shuffled order."""
+    x, y = load_breast_cancer(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(y))
+    x = (x - x.mean(0)) / x.std(0)
+    return x[order].astype(np.float32), y[order].astype(np.int64)
+
+
+def install_apps(folder: Path, extra: Mapping[str, str] | None = None) -> Path:
+    """A folder for PYTHONPATH with the trial apps as an installed distribution, and atoll's own source.
+
+    Args:
+        extra: text appended to the module, by file name: another hash, another behaviour.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    record = []
+    for source in APPS.glob("*.py"):
+        text = source.read_text() + (extra or {}).get(source.name, "")
+        (folder / source.name).write_text(text)
+        record.append(f"{source.name},,{len(text)}")
+    info = folder / "trial_apps-1.0.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: trial-apps\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[atoll.apps]\ntrial = trial_apps:Trial\nlarger = trial_apps:OneTensorMore\n"
+    )
+    (info / "RECORD").write_text("\n".join([*record, "trial_apps-1.0.dist-info/RECORD,,"]) + "\n")
+    source_root = Path(__file__).parents[2] / "src"
+    return Path(f"{folder}{os.pathsep}{source_root}")
+
+
+def trial_job(
+    *,
+    rounds: int = 2,
+    app: str = "trial",
+    values: str = "",
+    strategy: str = 'kind = "fedavg"',
+    schedule: str = "min = 3",
+    work: str = "epochs = 1, batch_size = 32",
+    more: str = "",
+    wait: str = "60s",
+    seed: int = 3,
+) -> str:
+    """A job file of the trial app."""
+    return f"""
+[job]
+name = "trial"
+app = "{app}"
+data = "trial"
+rounds = {rounds}
+seed = {seed}
+wait_for_sites = "{wait}"
+
+[app]
+{values}
+
+[strategy]
+{strategy}
+schedule = {{ kind = "rounds", {schedule} }}
+work = {{ {work} }}
+
+{more}
+"""

@@ -1,0 +1,115 @@
+"""Runs that go well: real processes, mutual TLS, real data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from integration.federation import Federation, breast_cancer, trial_job
+
+
+def test_a_run_trains_evaluates_and_exports(trio: Federation) -> None:
+    state = trio.finish(trial_job(rounds=3))
+    assert [record["round"] for record in state["rounds"]] == [1, 2, 3]
+    assert state["version"] == 3
+    for record in state["rounds"]:
+        assert record["sites"] == 3
+        assert record["missing"] == []
+        assert record["bytes_up"] > 0
+        assert set(record["train"]) >= {"loss", "accuracy"}
+        assert set(record["evaluate"]) >= {"loss", "accuracy"}
+    assert state["rounds"][-1]["evaluate"]["accuracy"] > 0.9
+    model = trio.model(state["run"])
+    assert {name: array.shape for name, array in model.items()} == {
+        "0.weight": (16, 30),
+        "0.bias": (16,),
+        "2.weight": (2, 16),
+        "2.bias": (2,),
+    }
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        'kind = "fedavg"',
+        'kind = "fedavg"\ncodec = { kind = "int8" }',
+        'kind = "fedavg"\ncodec = { kind = "bfloat16" }',
+        'kind = "fedprox"\nrule = { kind = "fedprox", mu = 0.1 }',
+        'kind = "fedadam"\noptimizer = { kind = "adam", lr = 0.01 }',
+    ],
+    ids=["fedavg", "int8", "bfloat16", "fedprox", "fedadam"],
+)
+def test_equal_seeds_give_byte_equal_models(trio: Federation, strategy: str) -> None:
+    first = trio.finish(trial_job(strategy=strategy))
+    second = trio.finish(trial_job(strategy=strategy))
+    other = trio.finish(trial_job(strategy=strategy, seed=4))
+    assert trio.model_hash(first["run"]) == trio.model_hash(second["run"])
+    assert trio.model_hash(first["run"]) != trio.model_hash(other["run"])
+
+
+def test_one_full_batch_step_of_three_sites_equals_one_central_step(trio: Federation) -> None:
+    """float64, weighted by examples: to 1e-12."""
+    job = trial_job(rounds=1, values='dtype = "float64"', work="steps = 1, full_batch = true")
+    run = trio.finish(job)["run"]
+    federated = trio.model(run)
+    before = trio.model_of_version(run, 0)
+
+    x, y = breast_cancer()
+    mine = np.concatenate([np.arange(450)[start : 450 : 3 + start] for start in range(3)])
+    model = torch.nn.Sequential(torch.nn.Linear(30, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2)).double()
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in before.items()})
+    loss = torch.nn.functional.cross_entropy(model(torch.from_numpy(x[mine]).double()), torch.from_numpy(y[mine]))
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    for name, tensor in model.state_dict().items():
+        np.testing.assert_allclose(federated[name], tensor.numpy(), rtol=0, atol=1e-12)
+
+
+def test_batch_norm_counters_keep_their_dtype_and_the_state_loads_strictly(trio: Federation) -> None:
+    run = trio.finish(trial_job(values="batch_norm = true"))["run"]
+    state = {name: torch.from_numpy(array) for name, array in trio.model(run).items()}
+    assert state["1.num_batches_tracked"].dtype is torch.int64
+    assert state["1.num_batches_tracked"].item() > 1
+    assert state["1.running_mean"].abs().sum() > 0
+    model = torch.nn.Sequential(
+        torch.nn.Linear(30, 16), torch.nn.BatchNorm1d(16), torch.nn.Tanh(), torch.nn.Linear(16, 2)
+    )
+    model.load_state_dict(state, strict=True)
+
+
+def test_runs_queue_for_the_places_of_the_sites(trio: Federation) -> None:
+    """Each site works on one run at once: the second run waits for the first and then is done."""
+    first, second = trio.submit(trial_job(rounds=3)), trio.submit(trial_job(rounds=1))
+    early = trio.wait_until(second, lambda state: state["status"] != "queued" or trio.status(first)["round"] >= 1)
+    if trio.status(first)["status"] == "running":
+        assert early["status"] == "queued"
+    assert trio.wait_for_end(first)["status"] == "finished"
+    assert trio.wait_for_end(second)["status"] == "finished"
+
+
+def test_a_run_can_be_stopped_and_the_sites_are_free_again(trio: Federation) -> None:
+    run = trio.submit(trial_job(rounds=100_000 // 2000, work="steps = 2000"))
+    trio.wait_until(run, lambda state: state["status"] == "running")
+    trio.atoll("stop", run, "--home", trio.researcher)
+    state = trio.wait_for_end(run)
+    assert state["status"] == "stopped"
+    assert "ada" in state["reason"]["message"]
+    trio.finish(trial_job(rounds=1))
+
+
+def test_what_was_submitted_wrongly_is_said_before_anything_runs(trio: Federation) -> None:
+    for job, words in {
+        trial_job().replace("rounds = 2", "roundz = 2"): ["job.roundz", "'rounds'"],
+        trial_job(more="[privacy]\ndifferential_privacy = { epsilon = 1.0 }"): ["not in this version"],
+        trial_job(app="absent"): ["absent"],
+        trial_job(values="learning_rate = 0.1"): ["learning_rate", "lr"],
+        trial_job(schedule="min = 0"): ["min", "0"],
+    }.items():
+        path = trio.root / "bad.toml"
+        path.write_text(job)
+        done = trio.atoll("run", path, "--detach", "--home", trio.researcher, check=False)
+        assert done.code != 0
+        assert done.out == ""
+        assert "Traceback" not in done.err
+        for word in words:
+            assert word in done.err, done.err
