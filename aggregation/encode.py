@@ -105,7 +105,10 @@ def require_finite(spec: TensorSpec, values: Tensor) -> None:
     """
     if spec.dtype == "float4_e2m1fn_x2":  # has no other values
         return
-    magnitude = max((largest_magnitude(block_P.float()) for block_P in reals(values).split(BLOCK_VALUES)), default=0.0)
+    values_V = reals(values)
+    magnitude = max(
+        (largest_magnitude(values_V[start:stop].float()) for start, stop in blocks(values_V.numel())), default=0.0
+    )
     if not magnitude < float("inf"):
         raise BadUpdate(
             f'tensor "{spec.name}" holds a value that is not finite', field=spec.name, value=magnitude, bound="finite"

@@ -96,8 +96,9 @@ class UpdateLayout:
     @cached_property
     def gaps(self) -> tuple[tuple[int, int], ...]:
         """Start and stop of the bytes between regions."""
+        entries: list[MeanEntry | RawEntry] = [*self.means, *self.raws]
         found, end = [], HEADER_BYTES
-        for entry in sorted((*self.means, *self.raws), key=lambda entry: entry.offset):
+        for entry in sorted(entries, key=lambda entry: entry.offset):
             if entry.offset > end:
                 found.append((end, entry.offset))
             end = entry.offset + entry.num_bytes
@@ -106,7 +107,7 @@ class UpdateLayout:
     @cached_property
     def header(self) -> bytes:
         """The first bytes of every update of this layout."""
-        lines = [[self.manifest.schema_hash, self.codec_name, self.buffers]]
+        lines: list[list[str | int]] = [[self.manifest.schema_hash, self.codec_name, self.buffers]]
         lines += [[e.spec.name, "mean", e.encoding.name, e.index, e.offset, e.num_bytes] for e in self.means]
         lines += [[e.spec.name, e.choice, "raw", e.offset, e.num_bytes] for e in self.raws]
         digest = hashlib.sha256(json.dumps(lines, separators=(",", ":")).encode()).digest()
@@ -122,7 +123,7 @@ def update_layout(manifest: Manifest, codec: Codec, buffers: Buffers) -> UpdateL
     for spec in manifest:
         choice = _choice(spec, buffers)
         if choice == "mean":
-            encoding, num_values = codec.encoding(spec.dtype), _num_reals(spec)
+            encoding, num_values = codec.encoding(spec.dtype), num_reals(spec)
             offset, num_bytes = _aligned(end, encoding.alignment), encoding.num_bytes(num_values)
             means.append(
                 MeanEntry(
@@ -159,7 +160,8 @@ def _choice(spec: TensorSpec, buffers: Buffers) -> Literal["mean", "max", "first
     return "mean" if summable else "max"
 
 
-def _num_reals(spec: TensorSpec) -> int:
+def num_reals(spec: TensorSpec) -> int:
+    """Real numbers in a tensor: two for each complex one."""
     return spec.num_elements * (2 if spec.dtype.startswith("complex") else 1)
 
 

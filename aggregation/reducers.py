@@ -29,9 +29,7 @@ class Reduction(Protocol):
     @property
     def sum_weights(self) -> int: ...
 
-    def check(
-        self, payload: Buffer, weight: int, *, site: str = "", round: int = 0, crc32: int | None = None
-    ) -> None:
+    def check(self, payload: Buffer, weight: int, *, site: str = "", round: int = 0, crc32: int | None = None) -> None:
         """Returns where the update can be folded; changes nothing. Raises BadUpdate."""
         ...
 

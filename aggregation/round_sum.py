@@ -98,9 +98,7 @@ class RoundSum:
 
     # --- check ------------------------------------------------------------------------------------------------------
 
-    def check(
-        self, payload: Buffer, weight: int, *, site: str = "", round: int = 0, crc32: int | None = None
-    ) -> None:
+    def check(self, payload: Buffer, weight: int, *, site: str = "", round: int = 0, crc32: int | None = None) -> None:
         """Returns where the update can be folded. Reads every byte and changes nothing.
 
         Args:

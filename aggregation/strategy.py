@@ -1,145 +1,143 @@
-"""The parts of a strategy, as values and protocols. A strategy is a composition of them and never a subclass.
+"""A strategy: who syncs and when, what changes in the local loop, how updates travel, combine and move the model.
 
-Everything here is numbers in, numbers out: no I/O, no clock, no randomness but what is handed in.
-Tensors carry shape suffixes: P = elements of one model payload (or block of it), in manifest order.
+A composition of parts and never a subclass: `resolve` makes one from a job, on the server, at the sites and in the
+simulator alike. Events and actions of schedules are named here too, for those who drive one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-# --- schedule: who syncs, and when -------------------------------------------------------------------------------
+from atoll.aggregation import combinations, compositions, parts, plugins
+from atoll.aggregation.catalogue import describe
+from atoll.aggregation.codecs.encoding import Codec
+from atoll.aggregation.compositions import Composition
+from atoll.aggregation.layout import Buffers
+from atoll.aggregation.reducers import Reducer
+from atoll.aggregation.rules import LocalRule
+from atoll.aggregation.schedule import (
+    Accepted,
+    Action,
+    Cancel,
+    Close,
+    Committed,
+    Dispatch,
+    Event,
+    Failed,
+    GiveUp,
+    Joined,
+    Left,
+    Ready,
+    Schedule,
+    SetTimer,
+    Stop,
+    TimerFired,
+)
+from atoll.aggregation.server_optimizers import ServerOptimizer
+from atoll.wire.errors import ConfigError
+from atoll.wire.job import Job, Part, StrategySection, WorkSection
 
+__all__ = [
+    "Accepted",
+    "Action",
+    "Cancel",
+    "Close",
+    "Committed",
+    "Dispatch",
+    "Event",
+    "Failed",
+    "GiveUp",
+    "Joined",
+    "Left",
+    "Ready",
+    "Schedule",
+    "SetTimer",
+    "Stop",
+    "Strategy",
+    "TimerFired",
+    "describe",
+    "resolve",
+]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
-    """A site accepted the run; `max_weight` bounds the weight of each of its updates."""
-
-    site: str
-    max_weight: int
-    labels: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
-    """A member is gone: its lease ran out, it left the run, or it was revoked."""
-
-    site: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
-    """No offer is unanswered any more (or the wait for answers ended): the members so far are who there is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accepted:
-    """An update is whole and valid. Its bytes are folded only when it belongs to a sum that closes."""
-
-    site: str
-    round: int
-    base_version: int
-    weight: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
-    """A task came to nothing: the app raised, the update was refused, or an accepted one was lost before its commit."""
-
-    site: str
-    round: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimerFired:
-    name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
-    """Round `round` made model version `version`, durably."""
-
-    round: int
-    version: int
-
-
-Event = Joined | Left | Ready | Accepted | Failed | TimerFired | Committed
+SMALLEST_BOUND = 1e-30  # below it the quantum of sums would leave float64's exponents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dispatch:
-    """Give a training task to each of `sites` (sorted): start from `base_version`, for `round`.
-
-    `max_weight` is the largest weight that the cohort declared (w_max of exact sums).
-    """
-
-    round: int
-    base_version: int
-    sites: tuple[str, ...]
-    max_weight: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Close:
-    """Combine the accepted updates of `sites` (sorted) into the next version."""
-
-    round: int
-    sites: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cancel:
-    """Nobody waits for the updates of these sites any more."""
-
-    round: int
-    sites: tuple[str, ...]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetTimer:
-    """Fire `TimerFired(name)` after this time; setting a name again replaces it. 0 clears it."""
+class Strategy:
+    """Every part, ready to use. `bound` is the largest magnitude that a difference may have."""
 
     name: str
-    after_s: float
+    schedule: Schedule[Any]
+    work: WorkSection
+    rule: LocalRule
+    codec: Codec
+    reducer: Reducer
+    optimizer: ServerOptimizer
+    buffers: Buffers
+    bound: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
-    """The last round is committed."""
+def resolve(job: Job) -> Strategy:
+    """The strategy that a job asks for.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GiveUp:
-    """The run cannot go on; `reason` names who or what is missing."""
-
-    reason: str
-
-
-Action = Dispatch | Close | Cancel | SetTimer | Stop | GiveUp
-
-S = TypeVar("S")
-
-
-class Schedule(Protocol[S]):
-    """Pure and deterministic: the same events give the same actions, so a journal of events replays a run.
-
-    The state is a frozen dataclass of plain values; `on` never changes the one it was given.
+    Raises:
+        ConfigError: a kind or option is unknown or out of bounds, or parts do not go together; names key and value.
     """
+    section = job.strategy
+    composition = _composition(section.kind)
+    wanted = {part: _wanted(composition.part(part), getattr(section, part)) for part in compositions.PARTS}
+    made = {part: _made(part, options) for part, options in wanted.items()}
+    if section.sum.bound < SMALLEST_BOUND:
+        raise ConfigError(
+            f"strategy.sum.bound = {section.sum.bound}: wanted at least {SMALLEST_BOUND}",
+            key="strategy.sum.bound",
+            value=str(section.sum.bound),
+            bound=f"at least {SMALLEST_BOUND}",
+        )
+    combinations.require_allowed(
+        combinations.Combined(
+            codec=made["codec"],
+            reducer=made["reducer"],
+            buffers=section.buffers,
+            server_evaluation=job.evaluation.server,
+        ),
+        _values(section, wanted, job),
+    )
+    return Strategy(name=section.kind, work=section.work, buffers=section.buffers, bound=section.sum.bound, **made)
 
-    def init(self, *, num_rounds: int, seed: int) -> S: ...
 
-    def on(self, state: S, event: Event) -> tuple[S, Sequence[Action]]: ...
+def _composition(kind: str) -> Composition:
+    key = "strategy.kind"
+    if kind in compositions.BUILT_IN:
+        return compositions.BUILT_IN[kind]
+    plugin = plugins.find("strategy", kind, key)
+    if plugin is None:
+        known = [*compositions.BUILT_IN, *(point.name for point in plugins.installed("strategy"))]
+        raise parts.unknown_kind(key, kind, known)
+    if not isinstance(plugin.value, Composition):
+        raise ConfigError(
+            f"{key} = {kind!r}: {plugin.source} gives no Composition", key=key, value=kind, bound="a Composition"
+        )
+    return plugin.value
 
-    @property
-    def min_sites(self) -> int:
-        """Members without which no round can start."""
-        ...
+
+def _wanted(composed: dict[str, Any], replaced: Part | None) -> dict[str, Any]:
+    """Kind and options of a part: the composition's, with what the job says.
+
+    The same kind keeps the composition's options that the job leaves out; another kind starts from its own defaults.
+    """
+    if replaced is None:
+        return composed
+    given = {"kind": replaced.kind, **replaced.options}
+    return {**composed, **given} if replaced.kind == composed["kind"] else given
 
 
-# --- everything else has its protocol beside its implementations ---------------------------------------------------
-Options = Mapping[str, Any]
+def _made(part: str, wanted: Mapping[str, Any]) -> Any:
+    return parts.build(part, wanted["kind"], {name: value for name, value in wanted.items() if name != "kind"})
+
+
+def _values(section: StrategySection, wanted: Mapping[str, Mapping[str, Any]], job: Job) -> dict[str, Any]:
+    kinds = {f"strategy.{part}": options["kind"] for part, options in wanted.items()}
+    return {**kinds, "strategy.buffers": section.buffers, "evaluation.server": job.evaluation.server}

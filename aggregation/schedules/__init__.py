@@ -1,1 +1,1 @@
-"""."""
+"""The schedules that come with Atoll."""

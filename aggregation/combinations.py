@@ -1,0 +1,71 @@
+"""Which parts go together. Each cell of the table either runs in a test or is refused here, at planning, with a reason.
+
+The table is the product of all built-in kinds; `refusal` decides a cell by what its parts declare (is the codec
+additive, does the reducer need a sum), so it holds for plugins too. `tests/aggregation/test_combinations.py` runs
+every cell that is not refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from atoll.aggregation.codecs.encoding import Codec
+from atoll.aggregation.reducers import Reducer
+from atoll.wire.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combined:
+    """What a refusal may depend on."""
+
+    codec: Codec
+    reducer: Reducer
+    buffers: str
+    server_evaluation: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Parts that do not go together: which keys of the job, when, and why."""
+
+    keys: tuple[str, str]
+    applies: Callable[[Combined], bool]
+    reason: str
+
+
+REFUSALS: Final[tuple[Refusal, ...]] = (
+    Refusal(
+        keys=("strategy.codec", "strategy.reducer"),
+        applies=lambda combined: combined.reducer.needs == "sum" and not combined.codec.additive,
+        reason="this reducer sums updates as they come, and sums of this codec's values mean nothing; "
+        "take an additive codec (native, float32, bfloat16, int8)",
+    ),
+    Refusal(
+        keys=("strategy.buffers", "evaluation.server"),
+        applies=lambda combined: combined.buffers == "local" and combined.server_evaluation,
+        reason="with local buffers the server's model keeps those it began with, so the server would judge a model "
+        "that no site uses; set evaluation.server = false, or buffers = mean",
+    ),
+)
+
+
+def refusal(combined: Combined) -> Refusal | None:
+    """Why these parts do not go together; None where they do."""
+    return next((refusal for refusal in REFUSALS if refusal.applies(combined)), None)
+
+
+def require_allowed(combined: Combined, values: Mapping[str, Any]) -> None:
+    """Returns where the parts go together; `values` are the job's, by key, for the message.
+
+    Raises:
+        ConfigError: names both keys, their values and the reason.
+    """
+    found = refusal(combined)
+    if found is None:
+        return
+    pair = " with ".join(f"{key} = {values[key]!r}" for key in found.keys)
+    raise ConfigError(
+        f"{pair}: {found.reason}", key=found.keys[0], value=str(values[found.keys[0]]), bound=found.reason
+    )

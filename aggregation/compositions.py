@@ -1,0 +1,57 @@
+"""Strategies by name: literal tables of parts. A job may replace any part, or only options of one.
+
+A new combination needs no class: a plugin's entry point in `atoll.strategies` gives a `Composition` like these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+PARTS: Final = ("schedule", "rule", "codec", "reducer", "optimizer")
+
+_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "schedule": {"kind": "rounds"},
+    "rule": {"kind": "none"},
+    "codec": {"kind": "native"},
+    "reducer": {"kind": "mean"},
+    "optimizer": {"kind": "sgd", "lr": 1.0},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composition:
+    """A named strategy. `parts` holds those that differ from fedavg's: a kind, and options that differ from its own."""
+
+    summary: str  # one sentence, with paper
+    parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def part(self, name: str) -> dict[str, Any]:
+        """Kind and options of one part."""
+        return dict(self.parts.get(name, _DEFAULTS[name]))
+
+
+BUILT_IN: Final[Mapping[str, Composition]] = {
+    "fedavg": Composition(
+        summary="Rounds of local training, then the mean weighted by examples "
+        "(McMahan et al. 2016, arXiv:1602.05629, algorithm 1)."
+    ),
+    "fedprox": Composition(
+        summary="FedAvg whose local loss pulls back to the base model, for uneven sites "
+        "(Li et al. 2018, arXiv:1812.06127, algorithm 2).",
+        parts={"rule": {"kind": "fedprox", "mu": 0.01}},
+    ),
+    "fedavgm": Composition(
+        summary="FedAvg with momentum on the server (Hsu et al. 2019, arXiv:1909.06335, section 4.3).",
+        parts={"optimizer": {"kind": "sgd", "lr": 1.0, "momentum": 0.9}},
+    ),
+    "fedadam": Composition(
+        summary="FedAvg with Adam on the server (Reddi et al. 2020, arXiv:2003.00295, algorithm 2).",
+        parts={"optimizer": {"kind": "adam", "lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-3}},
+    ),
+    "fedadagrad": Composition(
+        summary="FedAvg with Adagrad on the server (Reddi et al. 2020, arXiv:2003.00295, algorithm 2).",
+        parts={"optimizer": {"kind": "adagrad", "lr": 0.01, "eps": 1e-3}},
+    ),
+}

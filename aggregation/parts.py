@@ -1,0 +1,94 @@
+"""The kinds of every part of a strategy: what is built in, what plugins bring, and how options become an object.
+
+A part is a class with a nested `Options` (a frozen pydantic model) that takes one in its constructor. Built-ins are a
+literal table; plugins name such a class in an entry point.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import BaseModel, ValidationError
+
+from atoll.aggregation import plugins
+from atoll.aggregation.codecs.casts import BFloat16, Float32, Native
+from atoll.aggregation.codecs.int8 import Int8
+from atoll.aggregation.reducers import Mean
+from atoll.aggregation.rules import FedProx, NoRule
+from atoll.aggregation.schedules.rounds import Rounds
+from atoll.aggregation.server_optimizers import Adagrad, Adam, AdamW, Sgd
+from atoll.wire.errors import ConfigError
+
+BUILT_IN: Final[Mapping[str, Mapping[str, type]]] = {
+    "schedule": {"rounds": Rounds},
+    "rule": {"none": NoRule, "fedprox": FedProx},
+    "codec": {"native": Native, "float32": Float32, "bfloat16": BFloat16, "int8": Int8},
+    "reducer": {"mean": Mean},
+    "optimizer": {"sgd": Sgd, "adam": Adam, "adamw": AdamW, "adagrad": Adagrad},
+}
+
+
+def build(part: str, kind: str, options: Mapping[str, Any]) -> Any:
+    """The object of one part.
+
+    Raises:
+        ConfigError: names the key, the value and what is wanted; for an unknown name, the nearest known one.
+    """
+    key = f"strategy.{part}"
+    made_by = _class_of(part, kind, f"{key}.kind")
+    try:
+        checked = options_of(made_by, key).model_validate(dict(options))
+    except ValidationError as error:
+        raise _explain(error, key, kind, options_of(made_by, key)) from None
+    return made_by(checked)
+
+
+def options_of(made_by: type, key: str) -> type[BaseModel]:
+    """The options that a part takes. Raises ConfigError for a plugin that declares none."""
+    options = getattr(made_by, "Options", None)
+    if not (isinstance(options, type) and issubclass(options, BaseModel)):
+        name = f"{made_by.__module__}.{made_by.__qualname__}"
+        raise ConfigError(f"{key}: the plugin {name} has no Options (a pydantic model)", key=key, value=name)
+    return options
+
+
+def _class_of(part: str, kind: str, key: str) -> type:
+    if kind in BUILT_IN[part]:  # a plugin cannot take a built-in's name
+        return BUILT_IN[part][kind]
+    plugin = plugins.find(part, kind, key)
+    if plugin is None:
+        raise unknown_kind(key, kind, [*BUILT_IN[part], *(point.name for point in plugins.installed(part))])
+    if not isinstance(plugin.value, type):
+        raise ConfigError(f"{key} = {kind!r}: {plugin.source} gives no class", key=key, value=kind, bound="a class")
+    return plugin.value
+
+
+def unknown_kind(key: str, kind: str, known: list[str]) -> ConfigError:
+    """The error for a kind that nothing brings, with the nearest known one."""
+    near = difflib.get_close_matches(kind, known, n=1, cutoff=0.5)
+    bound = ", ".join(sorted(set(known)))
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {bound}"
+    return ConfigError(f"{key} = {kind!r} is not known; {hint}", key=key, value=kind, bound=bound)
+
+
+def _explain(error: ValidationError, key: str, kind: str, options: type[BaseModel]) -> ConfigError:
+    """One ConfigError for the first fault that pydantic found."""
+    fault = error.errors(include_url=False)[0]
+    place = ".".join([key, *(str(step) for step in fault["loc"])])
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if fault["type"] == "extra_forbidden":
+        known = sorted(options.model_fields)
+        near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"{kind} takes {', '.join(known) or 'no options'}"
+        return ConfigError(
+            f"{place}: {kind} has no such option; {hint}{more}",
+            key=place,
+            value=repr(fault["input"])[:80],
+            bound=", ".join(known),
+        )
+    if fault["type"] == "missing":
+        return ConfigError(f"{place} is missing: {kind} needs it{more}", key=place, bound="a value")
+    value, wanted = repr(fault["input"])[:80], fault["msg"].removeprefix("Value error, ")
+    return ConfigError(f"{place} = {value}: {wanted}{more}", key=place, value=value, bound=wanted)

@@ -1,0 +1,143 @@
+"""Who syncs, and when: the events that a schedule is told and the actions that it answers with.
+
+A schedule is a state table without I/O, clock or randomness of its own; the server feeds it and does what it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+# --- events: what the schedule is told ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """A site accepted the run; `max_weight` bounds the weight of each of its updates."""
+
+    site: str
+    max_weight: int
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """A member is gone: its lease ran out, it left the run, or it was revoked."""
+
+    site: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """No offer is unanswered any more (or the wait for answers ended): the members so far are who there is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """An update is whole and valid. Its bytes are folded only when it belongs to a sum that closes."""
+
+    site: str
+    round: int
+    base_version: int
+    weight: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A task came to nothing: the app raised, the update was refused, or an accepted one was lost before its commit."""
+
+    site: str
+    round: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerFired:
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """Round `round` made model version `version`, durably."""
+
+    round: int
+    version: int
+
+
+Event = Joined | Left | Ready | Accepted | Failed | TimerFired | Committed
+
+
+# --- actions: what the schedule wants --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    """Give a training task to each of `sites` (sorted): start from `base_version`, for `round`.
+
+    `max_weight` is the largest weight that the cohort declared (w_max of exact sums).
+    """
+
+    round: int
+    base_version: int
+    sites: tuple[str, ...]
+    max_weight: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Close:
+    """Combine the accepted updates of `sites` (sorted) into the next version."""
+
+    round: int
+    sites: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """Nobody waits for the updates of these sites any more."""
+
+    round: int
+    sites: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetTimer:
+    """Fire `TimerFired(name)` after this time; setting a name again replaces it. 0 clears it."""
+
+    name: str
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """The last round is committed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """The run cannot go on; `reason` names who or what is missing."""
+
+    reason: str
+
+
+Action = Dispatch | Close | Cancel | SetTimer | Stop | GiveUp
+
+S = TypeVar("S")
+
+
+class Schedule(Protocol[S]):
+    """Pure and deterministic: the same events give the same actions, so a journal of events replays a run.
+
+    The state is a frozen dataclass of plain values; `on` never changes the one it was given.
+    """
+
+    def init(self, *, num_rounds: int, seed: int) -> S: ...
+
+    def on(self, state: S, event: Event) -> tuple[S, Sequence[Action]]: ...
+
+    @property
+    def min_sites(self) -> int:
+        """Members without which no round can start."""
+        ...
