@@ -68,7 +68,7 @@ def init_federation(
 
     Raises:
         ConfigError: a bad name, the folders are not apart, or one of them is in use.
-        IdentityError: a folder cannot be written.
+        DiskFull, LocalError: a folder cannot be written.
     """
     check_site_name(name, "federation")
     if federation_key_folder.resolve().is_relative_to(folder.resolve()):
@@ -103,7 +103,6 @@ class Authority:
     _ca_key: ec.EllipticCurvePrivateKey = field(repr=False)
     _clock: Clock
     _shown: ServerCertificate | None = field(default=None, repr=False)
-    _renew_at: datetime | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
@@ -139,6 +138,10 @@ class Authority:
     def ca_der(self) -> bytes:
         return self.ca.public_bytes(Encoding.DER)
 
+    @property
+    def ca_pem(self) -> bytes:
+        return self.ca.public_bytes(Encoding.PEM)
+
     def issue(
         self, csr_der: bytes, *, name: str, role: str, organisation: str = "", valid: timedelta = MOST_VALID
     ) -> Issued:
@@ -173,32 +176,34 @@ class Authority:
         """What the server shows now; renewed, and stored, when half of its life is over.
 
         Raises:
-            IdentityError: the stored one is damaged, or a new one cannot be written.
+            DiskFull, LocalError: a new one cannot be written.
         """
         with self._lock:
-            if self._shown is None and (self.folder / _SERVER).exists():
-                self._show(read_private(self.folder / _SERVER))
-            if self._shown is None or self._renew_at is None or self._clock() >= self._renew_at:
-                pem = self._make_server_pem()
-                write_private(self.folder / _SERVER, pem)
-                self._show(pem)
-            if self._shown is None:
-                raise IdentityError(f"{self.folder / _SERVER} is damaged: remove it, and the server makes a new one")
-            return self._shown
+            shown = self._shown or self._stored()
+            if shown is None or self._clock() >= _half_life(shown):
+                shown = self._make_server_certificate()
+                write_private(self.folder / _SERVER, shown.private_key_pem + shown.certificate_pem)
+            self._shown = shown
+            return shown
 
-    def _show(self, pem: bytes) -> None:
-        cut = pem.find(b"-----BEGIN CERTIFICATE-----")
+    def _stored(self) -> ServerCertificate | None:
+        """What lies on the disk; None where it is missing or damaged, for a new one serves as well."""
+        path = self.folder / _SERVER
+        if not path.exists():
+            return None
+        pem = read_private(path)
+        cut = max(pem.find(b"-----BEGIN CERTIFICATE-----"), 0)
         try:
-            certificate = x509.load_pem_x509_certificate(pem[max(cut, 0) :])
-        except ValueError:
-            return  # a damaged one is made anew: only this server's own word depends on it
-        starts_at, expires_at = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-        self._renew_at = starts_at + (expires_at - starts_at) / 2
-        self._shown = ServerCertificate(
-            certificate_pem=pem[cut:], private_key_pem=pem[:cut], ca_pem=self.ca.public_bytes(Encoding.PEM)
-        )
+            key = load_pem_private_key(pem[:cut], password=None)
+            certificate = x509.load_pem_x509_certificate(pem[cut:])
+            certificate.verify_directly_issued_by(self.ca)
+        except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+            return None
+        if key.public_key() != certificate.public_key():
+            return None
+        return ServerCertificate(certificate_pem=pem[cut:], private_key_pem=pem[:cut], ca_pem=self.ca_pem)
 
-    def _make_server_pem(self) -> bytes:
+    def _make_server_certificate(self) -> ServerCertificate:
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._sign(
             key.public_key(),
@@ -207,7 +212,8 @@ class Authority:
             usage=ExtendedKeyUsageOID.SERVER_AUTH,
             valid=MOST_VALID,
         )
-        return private_pem(key) + certificate.public_bytes(Encoding.PEM)
+        pem = certificate.public_bytes(Encoding.PEM)
+        return ServerCertificate(certificate_pem=pem, private_key_pem=private_pem(key), ca_pem=self.ca_pem)
 
     def _sign(
         self,
@@ -233,6 +239,12 @@ class Authority:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._ca_key.public_key())
         return builder.add_extension(issuer, critical=False).sign(self._ca_key, hashes.SHA256())
+
+
+def _half_life(shown: ServerCertificate) -> datetime:
+    certificate = x509.load_pem_x509_certificate(shown.certificate_pem)
+    starts_at, expires_at = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return starts_at + (expires_at - starts_at) / 2
 
 
 def _make_ca(name: str, key: ec.EllipticCurvePrivateKey, now: datetime) -> x509.Certificate:

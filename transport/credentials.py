@@ -8,6 +8,7 @@ exists on loopback only, and both ends must ask for it.
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -23,6 +24,8 @@ from atoll.transport.plaintext import BlockingClaim, asyncio_claims
 from atoll.wire.errors import AtollError, ConfigError, IdentityError, Stranger, Unavailable, from_rpc
 
 SERVER_NAME = "server.atoll"
+
+_log = logging.getLogger(__name__)
 
 Options = tuple[tuple[str, str | int], ...]
 
@@ -82,9 +85,13 @@ def server_credentials(
     def fetch() -> Any:  # gRPC takes None for "no change", which its type stubs leave out
         nonlocal shown
         with lock:
-            certificate = source()
+            try:
+                certificate = source()
+            except AtollError as error:
+                _log.error("no new server certificate, the old one stays in use: %s", error)
+                return None
             if certificate == shown:
-                return None  # keep what is in use
+                return None
             shown = certificate
             return configuration(certificate)
 

@@ -106,7 +106,8 @@ def enrol(token: str, folder: Path, *, roles: Collection[str]) -> Identity:
         BadToken: damaged, wrong, used, expired, or for another command.
         Stranger: the server is not the one that the token names.
         Unavailable: nobody answers at the token's address.
-        IdentityError: `folder` holds another identity, or cannot be written.
+        IdentityError: `folder` holds another identity.
+        DiskFull, LocalError: the folder cannot be written.
     """
     ticket = decode_token(token)
     if ticket.role not in roles:
@@ -151,7 +152,8 @@ def renew(identity: Identity, *, timeout_s: float = ENROL_TIMEOUT_S) -> Identity
     """The identity with a new TLS key and certificate, stored. The old one stays good until it expires. Blocks.
 
     Raises:
-        IdentityError: the certificate has expired already, or the folder cannot be written.
+        IdentityError: the certificate has expired already.
+        DiskFull, LocalError: the folder cannot be written; the old certificate stays.
         RemoteError: the server refuses or cannot be reached.
     """
     tls_key = ec.generate_private_key(ec.SECP256R1())

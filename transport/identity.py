@@ -18,9 +18,7 @@ from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
@@ -28,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from atoll.transport.durable import disk_errors, private_folder, sync_folder
 from atoll.wire.errors import IdentityError
 
 ROLES = ("operator", "site", "researcher", "reader")
@@ -64,17 +63,6 @@ class Identity:
     signing_key: Ed25519PrivateKey | None = field(repr=False)  # sites only
     expires_at: datetime
 
-    def derive_secret(self, purpose: str) -> bytes:
-        """32 bytes that only this site can compute, the same ones for ever, and independent for each purpose.
-
-        Raises:
-            IdentityError: a person has no signing key to derive from.
-        """
-        if self.signing_key is None:
-            raise IdentityError(f"{self.role} {self.name} has no signing key, so it has no secret for {purpose!r}")
-        derive = HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=b"atoll/secret/1\0" + purpose.encode())
-        return derive.derive(self.signing_key.private_bytes_raw())
-
 
 def how_to_rejoin(role: str, name: str) -> str:
     """The sentence that tells how an identity without a valid certificate gets a new one."""
@@ -103,36 +91,25 @@ def write_private(path: Path, data: bytes) -> None:
     """Durable file with mode 0600 from its first moment, replaced in one step.
 
     Raises:
-        IdentityError: the file cannot be written.
+        DiskFull: no room; the file is as it was.
+        LocalError: it cannot be written; the file is as it was.
     """
     fresh = path.with_name(f".{path.name}.new")
-    try:
+    with disk_errors(path):
         fresh.unlink(missing_ok=True)
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        raise IdentityError(f"cannot write {path}: {error.strerror}; nothing was changed") from error
+        sync_folder(path.parent)
 
 
 def make_private_folder(folder: Path) -> None:
-    """Makes `folder` and its parents; only its owner may enter it.
-
-    Raises:
-        IdentityError: it cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)
-    except OSError as error:
-        raise IdentityError(f"cannot make the folder {folder}: {error.strerror}") from error
+    """Makes `folder` and its parents; only its owner may enter it. Raises DiskFull or LocalError."""
+    private_folder(folder)
+    with disk_errors(folder):
+        folder.chmod(0o700)  # it may have been there, open to others
 
 
 def read_private(path: Path) -> bytes:
@@ -165,7 +142,7 @@ def save_identity(identity: Identity) -> None:
     """Stores an identity in its folder, each file with mode 0600. The file that names it is written last.
 
     Raises:
-        IdentityError: a file cannot be written.
+        DiskFull, LocalError: a file cannot be written.
     """
     folder = identity.folder
     make_private_folder(folder)

@@ -140,7 +140,7 @@ class MemberBook:
         Raises:
             Malformed: wrong signature or federation, or a second list of the held version.
             Stale: older than the held one.
-            IdentityError: it cannot be stored; the held one stays.
+            DiskFull, LocalError: it cannot be stored; the held one stays.
         """
         members = self._check(signed)
         if members.version == self.version and signed.member_list == self._signed.member_list:
@@ -189,7 +189,7 @@ class FederationKey:
 
         Raises:
             ConfigError: a key lies there already.
-            IdentityError: the folder cannot be written.
+            DiskFull, LocalError: the folder cannot be written.
         """
         check_site_name(federation, "federation")
         if (folder / _KEY).exists():
@@ -243,7 +243,7 @@ def sign_pending(
     Raises:
         Malformed: `current` is not signed by this key, or the list would break its rules.
         ConfigError: a name in `revoked` is not on the list.
-        IdentityError: the list cannot be stored beside the key.
+        DiskFull, LocalError: the list cannot be stored beside the key.
     """
     base = _newest(current, federation_key)
     members = {member.site: member for member in base.members}
