@@ -263,23 +263,23 @@ class Coordinator:
                 driver.nobody_left_to_ask()
 
     def _offer_answered(self, session: Session, reply: pb.OfferReply) -> None:
-        driver = self.runs.get(reply.run)
-        if not self._offers.answered(reply.run, session.site) or driver is None:
+        site, driver = session.site, self.runs.get(reply.run)
+        if driver is None or not self._offers.is_asked(reply.run, site):
             return
         if reply.WhichOneof("answer") == "accept" and reply.accept.max_weight >= 1:
-            driver.summary.site_is(session.site, "ready")
             labels = dict(session.hello.capacity.labels)
-            driver.tell(
-                Joined(site=session.site, max_weight=reply.accept.max_weight, labels=labels), self._after_answer
-            )
+
+            async def joined() -> None:
+                driver.summary.site_is(site, "ready")
+                self._offers.settled(reply.run, site)
+                self._make_offers()
+
+            driver.tell(Joined(site=site, max_weight=reply.accept.max_weight, labels=labels), joined)
             return
         reason = from_detail(reply.decline).message or "it gave no reason"
-        log.warning("run %s: %s declined: %s", reply.run, session.site, reason)
-        self._offers.declined(reply.run, session.site, reason)
-        driver.summary.site_is(session.site, "declined", detail=reason)
-        self._make_offers()
-
-    async def _after_answer(self) -> None:
+        log.warning("run %s: %s declined: %s", reply.run, site, reason)
+        self._offers.declined(reply.run, site, reason)
+        driver.summary.site_is(site, "declined", detail=reason)
         self._make_offers()
 
     # --- what drivers need (`driver.Surroundings`) ------------------------------------------------------------------

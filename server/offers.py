@@ -49,14 +49,17 @@ class Offers:
                 free -= 1
         return made
 
-    def answered(self, run: str, site: str) -> bool:
-        """Take an answer in; False where nothing was asked (any more)."""
-        known = (run, site) in self._pending
+    def is_asked(self, run: str, site: str) -> bool:
+        """Whether an answer of this site is awaited."""
+        return (run, site) in self._pending
+
+    def settled(self, run: str, site: str) -> None:
+        """The site is a member now, or will not be: its offer holds no place any more."""
         self._pending.pop((run, site), None)
-        return known
 
     def declined(self, run: str, site: str, reason: str) -> None:
         """Do not ask this site again for this run, unless it attaches anew."""
+        self.settled(run, site)
         self._declined[run, site] = reason
 
     def forget_site(self, site: str) -> None:

@@ -16,7 +16,7 @@ def test_a_run_trains_evaluates_and_exports(trio: Federation) -> None:
         assert record["sites"] == 3
         assert record["missing"] == []
         assert record["bytes_up"] > 0
-        assert set(record["train"]) >= {"loss", "accuracy"}
+        assert "loss" in record["train"]
         assert set(record["evaluate"]) >= {"loss", "accuracy"}
     assert state["rounds"][-1]["evaluate"]["accuracy"] > 0.9
     model = trio.model(state["run"])

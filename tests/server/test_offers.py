@@ -42,7 +42,7 @@ def test_a_job_names_its_sites() -> None:
 def test_who_declined_is_not_asked_again_before_it_comes_back() -> None:
     offers = Offers()
     offers.next({"a": 1}, [wanted("run-1")])
-    assert offers.answered("run-1", "a")
+    assert offers.is_asked("run-1", "a")
     offers.declined("run-1", "a", "app is not allowed")
     assert offers.next({"a": 1}, [wanted("run-1")]) == []
     offers.forget_site("a")
@@ -50,14 +50,21 @@ def test_who_declined_is_not_asked_again_before_it_comes_back() -> None:
 
 
 def test_an_answer_to_nothing_is_known_as_such() -> None:
-    assert not Offers().answered("run-1", "a")
+    assert not Offers().is_asked("run-1", "a")
+
+
+def test_a_place_is_held_until_the_site_is_a_member() -> None:
+    offers = Offers()
+    offers.next({"a": 1}, [wanted("run-1")])
+    assert offers.next({"a": 1}, [wanted("run-1"), wanted("run-2")]) == []
+    offers.settled("run-1", "a")
+    assert offers.next({"a": 1}, [wanted("run-1", "a"), wanted("run-2")]) == []
 
 
 def test_the_shortfall_names_everyone_who_is_missing_and_why() -> None:
     offers = Offers()
     offers.next({"a": 1, "b": 1, "c": 1}, [wanted("run-1")])
-    for site in "ab":
-        offers.answered("run-1", site)
+    offers.settled("run-1", "a")
     offers.declined("run-1", "b", "policy: app digits is not allowed")
     text = offers.shortfall(wanted("run-1", "a"), least=3, connected=["a", "b", "c"], known=["a", "b", "c", "d"])
     assert "1 of at least 3 joined (a)" in text
