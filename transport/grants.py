@@ -118,7 +118,7 @@ class GrantTable:
         self._waiting: dict[tuple[str, Subject], Ask] = {}  # in the order of asking
         self._active: dict[str, _Active] = {}
         self._num_grants = 0
-        self._served_at: dict[str, int] = {}  # by site: number of its newest grant
+        self._served_at: dict[tuple[Direction, str], int] = {}  # by site: number of its newest grant
 
     def ask(self, ask: Ask) -> None:
         """Queues a wish. The same wish again keeps its place with the newer offset; a grant under way for it ends,
@@ -151,7 +151,7 @@ class GrantTable:
             for ask in self._waiting.values()
             if ask.subject.direction == direction and busy[ask.site] < self._max_per_site
         ]
-        return min(fit, key=lambda ask: (busy[ask.site], self._served_at.get(ask.site, 0)), default=None)
+        return min(fit, key=lambda ask: (busy[ask.site], self._served_at.get((direction, ask.site), 0)), default=None)
 
     def _grant(self, ask: Ask) -> Grant:
         del self._waiting[ask.site, ask.subject]
@@ -160,7 +160,7 @@ class GrantTable:
             grant=grant, position_bytes=ask.offset, mark_s=self._clock(), mark_bytes=ask.offset
         )
         self._num_grants += 1
-        self._served_at[ask.site] = self._num_grants
+        self._served_at[ask.subject.direction, ask.site] = self._num_grants
         return grant
 
     def find(self, grant_id: str, site: str, direction: Direction) -> Grant:

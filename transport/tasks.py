@@ -184,7 +184,8 @@ class TaskLog:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+            # SQLite tells a full disk from other failed writes, but not a quota or a limit on the size of files.
+            if error.sqlite_errorcode in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE):
                 raise DiskFull(f"{self._path}: no room on the disk; free some, then start again") from error
             if error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise LocalError(f"{self._path}: another agent works in this folder; stop it first") from error
