@@ -21,10 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
-
-from atoll.client.attachment import Mailbox, attach
+from atoll.client.attachment import Mailbox
 from atoll.client.base_models import BaseModels
 from atoll.client.board import Board
 from atoll.client.capacity import measure_capacity
@@ -32,6 +29,7 @@ from atoll.client.deliveries import Deliveries
 from atoll.client.home import SiteHome
 from atoll.client.link import Link
 from atoll.client.membership import Membership
+from atoll.client.presence import Presence
 from atoll.client.renewal import keep_certificate
 from atoll.client.settings import SiteSettings
 from atoll.client.steps import Observer, Step, unobserved
@@ -45,14 +43,9 @@ from atoll.transport.tasks import Key, TaskLog
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import (
     AtollError,
-    IdentityError,
-    Incompatible,
     LocalError,
-    Malformed,
-    NotAllowed,
     RemoteError,
     Stale,
-    Stranger,
     Unavailable,
     Unknown,
     from_detail,
@@ -62,11 +55,6 @@ from atoll.wire.errors import (
 _log = logging.getLogger(__name__)
 
 FAREWELL_TIMEOUT_S = 5.0  # for a server to take the last messages at the end
-PROVEN_AFTER_S = 30.0  # a stream that lived so long was good: the next one is tried at once
-
-# Refusals that a person has to lift. At the first try they end the agent, so that whoever starts it sees them; an
-# agent that was attached before goes on trying, since the fault may be the server's and nobody is there at night.
-_FOR_A_PERSON = (Incompatible, Malformed, NotAllowed, Stranger)
 
 
 def start_worker(folder: Path, log_path: Path) -> WorkerProcess:
@@ -94,13 +82,13 @@ class Agent:
         self._on_step = on_step
         self._new_worker = new_worker
         self._now = now
-        self._backoff = Backoff(rng=rng)
+        self._rng = rng
         self._mailbox = Mailbox()
         self._works: dict[str, RunWork] = {}
         self._joining: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._leaves: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
-        self._was_attached = False
-        self._pause_s = 0.0  # how long a server that goes down wants us to stay away
 
     def stop(self) -> None:
         """End in order: say what is still to be said, close the workers. What is open stays for the next start."""
@@ -114,22 +102,21 @@ class Agent:
             RemoteError: the server refuses this site at the first try, for a reason that a person has to lift.
             LocalError: the site's own files cannot be used.
         """
-        refusal: AtollError | None = None
+        await self._open()
         async with asyncio.TaskGroup() as group:
             self._group = group
-            await self._open()
-            background = [self._spawn(self._board.keep_written())]
+            await self._take_up()
+            self._spawn(self._board.keep_written())
             if self._link.identity is not None:
-                background.append(self._spawn(keep_certificate(self._link.identity, self._renewed, now=self._now)))
-            staying = group.create_task(self._stay_attached())
+                self._spawn(keep_certificate(self._link.identity, self._renewed, now=self._now))
+            staying = group.create_task(self._presence.stay(self))
             stopping = self._spawn(self._wait_for_stop())
             await asyncio.wait({staying, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            self._mailbox.finish()
+            self._presence.leave()
             await asyncio.wait({staying}, timeout=FAREWELL_TIMEOUT_S)
-            for task in (staying, stopping, *background):
-                task.cancel()
+            refusal = staying.result() if staying.done() else None
+            staying.cancel()
             await self._close()
-            refusal = staying.result() if staying.done() and not staying.cancelled() else None
         if refusal is not None:
             raise refusal
 
@@ -150,8 +137,10 @@ class Agent:
         identity = self._link.identity
         self._membership = Membership(home.state / "members", identity, self._board)
         self._show_certificate(identity)
-        self._channel = self._link.open()
-        shared: dict[str, Any] = {"mailbox": self._mailbox, "spawn": self._spawn, "channel": lambda: self._channel}
+        self._presence = Presence(
+            self._link, mailbox=self._mailbox, board=self._board, spawn=self._spawn, backoff=Backoff(rng=self._rng)
+        )
+        shared: dict[str, Any] = {"mailbox": self._mailbox, "spawn": self._spawn, "channel": self._presence.channel}
         self._base_models = BaseModels(home.models, **shared)
         self._deliveries = Deliveries(self._outbox, **shared, on_step=self._on_step)
         self._place = Workplace(
@@ -169,7 +158,6 @@ class Agent:
             on_step=self._on_step,
             new_worker=self._new_worker,
         )
-        await self._take_up()
 
     async def _take_up(self) -> None:
         """Go on with the open tasks of the joined runs; their workers start when the first task needs them."""
@@ -185,72 +173,46 @@ class Agent:
                 await asyncio.to_thread(self._task_log.cancel, key)
 
     async def _close(self) -> None:
+        """Stop everything in order. Runs that are being left are left to the end; all else goes on at the next start."""
         self._deliveries.close()
         self._base_models.close()
+        for task in self._tasks - self._leaves:
+            task.cancel()
         await asyncio.gather(*(work.close() for work in self._works.values()))
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         self._board.connection("stopped")
         await asyncio.to_thread(self._board.write)
         await asyncio.to_thread(self._task_log.close)
-        await self._channel.close()
+        await self._presence.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task of this agent: one that fails in a way that nobody foresaw brings the agent down, loudly."""
-        return self._group.create_task(work)
+        task = self._group.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _spawn_leave(self, work: RunWork) -> None:
+        task = self._spawn(work.leave())
+        self._leaves.add(task)
+        task.add_done_callback(self._leaves.discard)
 
     async def _wait_for_stop(self) -> None:
         await self._stopping.wait()
 
-    # --- the connection ---------------------------------------------------------------------------------------------
+    def _renewed(self, identity: Identity) -> None:
+        self._presence.renewed(identity)
+        self._show_certificate(identity)
 
-    async def _stay_attached(self) -> AtollError | None:
-        """Keep a stream open until `stop`; the refusal that ends it all, where there is one."""
-        clock = asyncio.get_running_loop().time
-        while not self._stopping.is_set():
-            began_s, self._pause_s = clock(), 0.0
-            try:
-                await self._attached()
-                trouble = "the server ended the connection in order"
-            except (grpc.RpcError, RemoteError) as error:
-                reason = error if isinstance(error, RemoteError) else self._link.explain(error)
-                if self._is_final(reason):
-                    self._board.connection("refused", str(reason))
-                    return reason
-                trouble = str(reason)
-            if clock() - began_s >= PROVEN_AFTER_S:
-                self._backoff.reset()
-            await self._stay_away(trouble)
-        return None
+    def _show_certificate(self, identity: Identity | None) -> None:
+        if identity is not None:
+            self._board.show(certificate_expires_unix_s=identity.expires_at.timestamp())
 
-    def _is_final(self, reason: AtollError) -> bool:
-        return isinstance(reason, IdentityError) or (not self._was_attached and isinstance(reason, _FOR_A_PERSON))
+    # --- the conversation (presence.Conversation) -------------------------------------------------------------------
 
-    async def _stay_away(self, trouble: str) -> None:
-        if self._stopping.is_set():
-            return
-        wait_s = self._backoff.next_s(self._pause_s)
-        self._board.connection("waiting", trouble)
-        _log.warning("not connected to %s: %s; trying again in %.1f s", self._link.address, trouble, wait_s)
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._stopping.wait()
-        except TimeoutError:
-            pass
-
-    async def _attached(self) -> None:
-        """One stream, from Hello to its end."""
-        await self._channel.close()
-        self._channel = self._link.open()
-        self._board.connection("connecting", self._board.picture.trouble)
-        async with attach(self._channel, await self._hello(), self._mailbox) as attachment:
-            heartbeats = self._spawn(self._beat(attachment.welcome.heartbeat_s))
-            try:
-                self._welcomed(attachment.welcome)
-                async for message in attachment:
-                    await self._take(message)
-            finally:
-                heartbeats.cancel()
-
-    async def _hello(self) -> pb.Hello:
+    async def hello(self) -> pb.Hello:
+        """What this site has under way, from its durable state."""
         open_tasks = await asyncio.to_thread(self._task_log.open_tasks)
         joined = await asyncio.to_thread(self._task_log.joined)
         return make_hello(
@@ -261,35 +223,19 @@ class Agent:
             member_list_version=self._membership.version,
         )
 
-    def _welcomed(self, welcome: pb.Welcome) -> None:
+    def welcomed(self, welcome: pb.Welcome) -> None:
         """Say again what the last stream may have lost."""
-        _log.info("attached to federation %s at %s", welcome.federation, self._link.address)
-        self._was_attached = True
         self._board.show(federation=welcome.federation)
-        self._board.connection("attached")
         self._membership.tell()
         self._on_step(Step.ATTACHED, welcome.federation)
         self._deliveries.offer_all(welcome.max_frame_bytes)
         self._base_models.ask_again()
 
-    async def _beat(self, every_s: int) -> None:
-        while True:
-            await asyncio.sleep(every_s)
-            self._mailbox.post(heartbeat=pb.Heartbeat(member_list_version=self._membership.version))
+    def heartbeat(self) -> pb.Heartbeat:
+        """What to say in between."""
+        return pb.Heartbeat(member_list_version=self._membership.version)
 
-    def _renewed(self, identity: Identity) -> None:
-        """Attach anew with the new certificate."""
-        self._link = self._link.renewed(identity)
-        self._show_certificate(identity)
-        self._mailbox.finish()
-
-    def _show_certificate(self, identity: Identity | None) -> None:
-        if identity is not None:
-            self._board.show(certificate_expires_unix_s=identity.expires_at.timestamp())
-
-    # --- what the server says ---------------------------------------------------------------------------------------
-
-    async def _take(self, message: pb.ServerMessage) -> None:
+    async def take(self, message: pb.ServerMessage) -> None:
         """Act on one message. A fault in it, or of this machine, is logged; the stream goes on."""
         try:
             match message.WhichOneof("body"):
@@ -312,7 +258,7 @@ class Agent:
                 case "member_list":
                     await self._membership.take(message.member_list)
                 case "drain":
-                    self._pause_s = float(message.drain.reconnect_after_s)
+                    self._presence.stay_away(float(message.drain.reconnect_after_s))
                 case body:
                     _log.info("passing over a message of a newer server: %s", body or "unknown")
         except AtollError as error:
@@ -340,7 +286,7 @@ class Agent:
             _log.warning("run %s of %s: declined: %s", offer.run, offer.submitted_by, error)
             self._decline(offer.run, as_refusal(error, site=self._link.site, run=offer.run))
             self._works.pop(offer.run, None)
-            await work.leave()
+            self._spawn_leave(work)
         finally:
             self._joining.discard(offer.run)
 
@@ -413,7 +359,7 @@ class Agent:
         work = self._works.pop(ended.run, None)
         if work is not None:
             await asyncio.to_thread(self._task_log.leave, ended.run)  # now: the next Hello must not name it
-            self._spawn(work.leave())
+            self._spawn_leave(work)
         else:
             await self._deliveries.drop_run(ended.run)
             await asyncio.to_thread(self._task_log.leave, ended.run)
@@ -424,4 +370,4 @@ class Agent:
         if work is not None:
             _log.warning("run %s: leaving it: %s", run, reason)
             self._mailbox.post(leave_run=pb.LeaveRun(run=run, reason=to_detail(reason)))
-            self._spawn(work.leave())
+            self._spawn_leave(work)
