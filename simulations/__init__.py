@@ -1,1 +1,1 @@
-""" """
+"""Many sites in one process: engines, partitions, network and faults."""

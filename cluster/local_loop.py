@@ -1,0 +1,85 @@
+"""THE local loop: what a site does in one round. Workers, the central baseline and simulations all train through it.
+
+The same app, weights, data, work and seed give the same bytes on one machine: order of the data, dropout and
+augmentation follow the seed, and nothing else is random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+from atoll.aggregation.rules import LocalRule
+from atoll.cluster.app import App
+from atoll.cluster.batches import Work, batches, to_device
+from atoll.cluster.metric_sums import MetricSums
+from atoll.cluster.seeds import seeded
+from atoll.wire.errors import AppFailed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one round of local training came to; the weights are in the model."""
+
+    weight: int  # examples: see atoll.cluster.batches
+    metrics: Mapping[str, tuple[float, float]]  # sum and count of the training loss, over all examples seen
+
+
+def train_locally(
+    app: App,
+    model: nn.Module,
+    optimizer: Optimizer,
+    dataset: Dataset[Any],
+    *,
+    work: Work,
+    rule: LocalRule,
+    seed: int,
+    device: torch.device,
+    on_step: Callable[[int, int], None] = lambda done, total: None,
+) -> Outcome:
+    """Trains `model` in place from the weights that it has. `on_step(done, total)` is called after each step.
+
+    Raises:
+        BadUpdate: the loss is not finite.
+        AppFailed: the loader gave no batch, or more examples than the app promised.
+    """
+    sums, num_examples, done = MetricSums(), 0, 0
+    model.train()
+    with seeded(seed, device):
+        scheduler = app.scheduler(optimizer)
+        rule.begin(model)
+        for batch in batches(app, dataset, work, seed):
+            batch = to_device(batch, device)
+            optimizer.zero_grad()
+            loss = app.loss(model(*app.inputs(batch)), batch)
+            loss.backward()  # type: ignore[no-untyped-call]  # of torch
+            rule.before_step(model)
+            optimizer.step()
+            rule.after_step(model)
+            if scheduler is not None:
+                scheduler.step()
+            count = app.examples(batch)
+            sums.add_mean("loss", loss, count)
+            num_examples, done = num_examples + count, done + 1
+            on_step(done, work.num_steps)
+        rule.end(model)
+    return Outcome(weight=_weight(num_examples, work), metrics=sums.result())
+
+
+def _weight(num_examples: int, work: Work) -> int:
+    weight = num_examples // (work.num_epochs or 1)
+    if not 1 <= weight <= work.max_weight:
+        raise AppFailed(
+            f"the loader gave {weight} examples a pass, 1 to {work.max_weight} were promised; loader() must give each "
+            "example once a pass, and examples() must be additive",
+            field="weight",
+            value=weight,
+            bound=f"1 to {work.max_weight}",
+        )
+    return weight

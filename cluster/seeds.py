@@ -1,0 +1,48 @@
+"""Seeds of a run: each is a function of the job's seed and of what it is for, the same on every machine.
+
+These seeds order data and draw dropout masks. They are no secret and protect nothing: the randomness of rounding
+and of masks derives from secrets elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def model_seed(job_seed: int) -> int:
+    """Seed of the first model's weights."""
+    return _derive("model", job_seed)
+
+
+def training_seed(job_seed: int, site: str, round: int) -> int:
+    """Seed of everything random in one site's training of one round: order of the data, dropout, augmentation."""
+    return _derive("train", job_seed, site, round)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Python's, numpy's and torch's generators (CPU and `device`) start from `seed`; afterwards they go on as before."""
+    devices = [device] if device is not None and device.type != "cpu" else []
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices, device_type=devices[0].type if devices else "cuda"):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
+
+
+def _derive(*parts: str | int) -> int:
+    """63 bits of SHA-256 over the parts, kept apart by JSON."""
+    digest = hashlib.sha256(b"atoll/seed/1\n" + json.dumps(parts).encode()).digest()
+    return int.from_bytes(digest[:8]) >> 1

@@ -1,0 +1,95 @@
+"""What a site keeps from one round of a run to the next: optimizer state, buffers of its own, state of local rules.
+
+Invariant: a round that is done again, after a kill or on the server's wish, begins with the state with which it began
+the first time. So each round's state has a file of its own, written whole or not at all, and the file of the round
+before stays until the next round is done.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from atoll.wire.errors import DiskFull, LocalError
+from atoll.wire.model_file import fsync_folder
+
+_SUFFIX = ".state.safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """State that a round leaves. `values` holds what JSON can."""
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+class SiteState:
+    """The state of one run at one site, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def load(self, before_round: int) -> Kept:
+        """The state that `before_round` begins with: what the newest earlier round left, empty where there is none.
+
+        Raises:
+            LocalError: the file is damaged or unreadable.
+        """
+        earlier = [round for round in self._rounds() if round < before_round]
+        if not earlier:
+            return Kept()
+        path = self._path(max(earlier))
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                values = json.loads((file.metadata() or {}).get("values", "{}"))
+                return Kept(tensors={name: file.get_tensor(name) for name in file.keys()}, values=values)  # noqa: SIM118
+        except (SafetensorError, OSError, ValueError) as error:
+            raise LocalError(f"{path}: the state of round {max(earlier)} cannot be read: {error}") from None
+
+    def save(self, round: int, kept: Kept) -> None:
+        """Keep what `round` leaves, durably; older states than the one it began with are dropped.
+
+        Raises:
+            DiskFull: there is no room.
+            LocalError: the file cannot be written for another reason.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in kept.tensors.items()}
+        data = safetensors.torch.save(tensors, {"values": json.dumps(dict(kept.values), sort_keys=True)})
+        draft = self._path(round).with_suffix(".draft")
+        try:
+            with draft.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(self._path(round))
+            fsync_folder(self._folder)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else LocalError
+            raise kind(f"{self._path(round)}: cannot be written: {error.strerror}") from None
+        self._drop_old(round)
+
+    def _drop_old(self, round: int) -> None:
+        rounds = self._rounds()
+        begun_with = max((r for r in rounds if r < round), default=0)
+        for old in rounds:
+            if old < begun_with:
+                self._path(old).unlink(missing_ok=True)
+
+    def _rounds(self) -> list[int]:
+        return sorted(int(path.name.removesuffix(_SUFFIX)) for path in self._folder.glob(f"*{_SUFFIX}"))
+
+    def _path(self, round: int) -> Path:
+        return self._folder / f"{round:08d}{_SUFFIX}"

@@ -1,0 +1,51 @@
+"""The file that an update is written into: mapped, so that encoding is the only copy, and durable when done."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from atoll.wire.errors import DiskFull, LocalError
+
+
+@contextmanager
+def create_update(path: Path, num_bytes: int) -> Iterator[memoryview]:
+    """A writable view of a new file's bytes; they are on the disk when the block is left, or the file is gone.
+
+    The room is reserved first: writing to a mapping of a full disk would end the process instead of raising.
+
+    Raises:
+        DiskFull: there is no room for the file.
+        LocalError: it cannot be written for another reason.
+    """
+    try:
+        with _mapped(path, num_bytes) as data:
+            yield data
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else LocalError
+        raise kind(f"{path}: the update of {num_bytes} bytes cannot be written: {error.strerror or error}") from None
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _mapped(path: Path, num_bytes: int) -> Iterator[memoryview]:
+    with path.open("w+b") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+        else:
+            os.ftruncate(file.fileno(), num_bytes)
+        mapping = mmap.mmap(file.fileno(), num_bytes)
+        data = memoryview(mapping)
+        yield data
+        mapping.flush()
+        os.fsync(file.fileno())
+        with suppress(BufferError):  # a tensor over the data may still live; the mapping ends with it
+            data.release()
+            mapping.close()

@@ -1,0 +1,156 @@
+"""The torch process of a site: `python -P -m atoll.cluster.worker --socket PATH`. Started by `WorkerProcess`.
+
+The main thread computes. A second thread only reads the socket: it hands requests on, notes cancellations at once,
+and ends the process when the agent is gone, even in the middle of a long step. What it was writing then is a draft
+that nobody will take for a result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+
+from atoll.cluster.messages import (
+    LINE_BYTES,
+    Answer,
+    Cancel,
+    Close,
+    Evaluate,
+    Failed,
+    Prepare,
+    Progress,
+    Request,
+    Train,
+    decode,
+    encode,
+)
+from atoll.cluster.registry import failure_of
+from atoll.cluster.run_session import OnStep, RunSession, open_session
+from atoll.wire.errors import AtollError, Malformed, RemoteError, Stale
+
+PROGRESS_EVERY_S = 0.2
+EXIT_ORPHANED = 3
+
+log = logging.getLogger("atoll.worker")
+
+
+class Inbox:
+    """Requests as they come in, and which task was cancelled."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self._connection = connection
+        self._cancelled: set[str] = set()
+        self._closing = False
+
+    def read_forever(self) -> None:
+        """Reads until Close; where the agent's end closes without it, the process ends. Has a thread of its own."""
+        try:
+            with self._connection.makefile("rb") as lines:
+                while not self._closing and (line := lines.readline(LINE_BYTES)):
+                    self._take(line)
+                if self._closing:
+                    return
+        except (OSError, AtollError):
+            log.exception("cannot read from the agent")
+        # Not sys.exit: the main thread may be deep inside torch, and nobody is left to work for.
+        os._exit(EXIT_ORPHANED)
+
+    def is_cancelled(self, key: str) -> bool:
+        """Whether the agent has given up this task, or closes the worker."""
+        return self._closing or key in self._cancelled
+
+    def _take(self, line: bytes) -> None:
+        message = decode(line)
+        if isinstance(message, Cancel):
+            self._cancelled.add(message.key)
+        elif isinstance(message, Prepare | Train | Evaluate | Close):
+            self._closing = isinstance(message, Close)
+            self.requests.put(message)
+        else:
+            raise Malformed(f"agent sent an answer: {message.kind!r}")
+
+
+class Worker:
+    """Answers requests, one at a time."""
+
+    def __init__(self, connection: socket.socket, inbox: Inbox) -> None:
+        self._connection, self._inbox = connection, inbox
+        self._session: RunSession | None = None
+
+    def serve(self) -> None:
+        """Returns when the agent says Close."""
+        while not isinstance(request := self._inbox.requests.get(), Close | Cancel):
+            self._send(self._answer(request))
+
+    def _answer(self, request: Prepare | Train | Evaluate) -> Answer:
+        key = "prepare" if isinstance(request, Prepare) else request.key
+        try:
+            return self._do(request)
+        except AtollError as error:
+            log.error("%s %s: %s", request.kind, key, error)
+            return Failed.of(key, self._placed(error, request))
+        except (Exception, SystemExit) as error:  # the user's code may raise anything; the worker lives on
+            log.exception("%s %s", request.kind, key)
+            return Failed.of(key, self._placed(failure_of(error, f"app failed to {request.kind}"), request))
+
+    def _do(self, request: Prepare | Train | Evaluate) -> Answer:
+        if isinstance(request, Prepare):
+            self._session = None  # the old run's memory first
+            self._session = open_session(request)
+            return self._session.prepared()
+        if self._session is None:
+            raise Malformed(f"{request.kind} before prepare")
+        on_step = self._on_step(request.key)
+        return (
+            self._session.train(request, on_step)
+            if isinstance(request, Train)
+            else self._session.evaluate(request, on_step)
+        )
+
+    def _on_step(self, key: str) -> OnStep:
+        last_s = time.monotonic()
+
+        def on_step(done: int, total: int) -> None:
+            nonlocal last_s
+            if self._inbox.is_cancelled(key):
+                raise Stale(f"task {key} was cancelled", field=key)
+            if total and (time.monotonic() - last_s > PROGRESS_EVERY_S or done == total):
+                last_s = time.monotonic()
+                self._send(Progress(key=key, done=done, total=total))
+
+        return on_step
+
+    def _placed(self, error: AtollError, request: Prepare | Train | Evaluate) -> AtollError:
+        """The error with site, run and round, where it does not name them itself."""
+        session = request if isinstance(request, Prepare) else self._session
+        if isinstance(error, RemoteError) and session is not None:
+            error.site, error.run = error.site or session.site, error.run or session.run
+            error.round = error.round or getattr(request, "round", 0)
+        return error
+
+    def _send(self, answer: Answer) -> None:
+        self._connection.sendall(encode(answer))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The torch process of an Atoll site; started by its agent.")
+    parser.add_argument("--socket", required=True, help="unix socket on which the agent listens")
+    options = parser.parse_args()
+    faulthandler.enable()  # a crash inside torch leaves a trace in the log
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(options.socket)
+    inbox = Inbox(connection)
+    threading.Thread(target=inbox.read_forever, name="inbox", daemon=True).start()
+    Worker(connection, inbox).serve()
+
+
+if __name__ == "__main__":
+    main()

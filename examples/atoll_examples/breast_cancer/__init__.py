@@ -1,0 +1,1 @@
+"""Tumours as measured in five hospitals."""

@@ -1,0 +1,1 @@
+"""Handwritten digits over three sites."""

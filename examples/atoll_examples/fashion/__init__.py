@@ -1,0 +1,1 @@
+"""Fashion-mnist over ten sites."""
