@@ -67,5 +67,5 @@ def run() -> None:
     """Runs the command line of this process. Always raises SystemExit, with a code of `atoll.cli.exit_codes`."""
     try:
         app(prog_name="atoll")
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the edge of the process
         sys.exit(report(error))

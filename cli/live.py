@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from atoll.wire import runs_pb2
 
 REDRAWS_PER_S = 8
+ENDED = frozenset({"finished", "failed", "stopped"})
 
 
 class View(Protocol):
@@ -46,13 +47,17 @@ class Lines:
 
     def show(self, snapshot: runs_pb2.RunSnapshot) -> None:
         """Writes what is new since the last snapshot."""
-        if snapshot.status != self._status:
-            self._status = snapshot.status
+        ended = snapshot.status in ENDED
+        if snapshot.status != self._status and not ended:
             self._write(status_line(snapshot))
         for record in snapshot.rounds:
-            if record.round > self._shown and (snapshot.status != "running" or record.round < snapshot.round):
+            # Evaluations of a version come in while the next round trains: a line that waits for them says it all.
+            if record.round > self._shown and (ended or record.round + 2 <= snapshot.round):
                 self._shown = record.round
                 self._write(round_line(record, snapshot.num_rounds))
+        if snapshot.status != self._status and ended:
+            self._write(status_line(snapshot))
+        self._status = snapshot.status
 
     def say(self, text: str) -> None:
         """Writes a line about the connection, once."""

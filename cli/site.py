@@ -53,7 +53,7 @@ def join(
     """
     from atoll.cli.invitation import read_token
     from atoll.cli.output import note
-    from atoll.client.agent import join_site
+    from atoll.client.join import join_site
     from atoll.transport.identity import format_fingerprint
 
     folder = home or _default_home()
@@ -76,9 +76,9 @@ def run(home: options.SiteHome = None) -> None:
     Example:
       atoll site run --home fed/st-mary
     """
-    from atoll.client.agent import run_agent
+    from atoll.client.main import run_agent
 
-    run_agent(home or _default_home())
+    run_agent(_joined(home))
 
 
 @commands.command()
@@ -93,9 +93,9 @@ def status(home: options.SiteHome = None, as_json: options.AsJson = False) -> No
     """
     from atoll.cli.output import print_json
     from atoll.cli.site_status import lines
-    from atoll.client.agent import site_status
+    from atoll.client.status import site_status
 
-    found = site_status(home or _default_home())
+    found = site_status(_joined(home))
     if as_json:
         print_json(found)
         return
@@ -156,3 +156,17 @@ def _default_home() -> Path:
     from atoll.client.people import default_site_home
 
     return default_site_home()
+
+
+def _joined(home: Path | None) -> Path:
+    """The home of a site that has joined. Raises ConfigError where there is none."""
+    from atoll.wire.errors import ConfigError
+
+    folder = home or _default_home()
+    if not (folder / "site.toml").exists():
+        raise ConfigError(
+            f"{folder} is no site's home: join first (atoll site join TOKEN --home {folder}), or name another --home",
+            key="--home",
+            value=str(folder),
+        )
+    return folder

@@ -108,13 +108,24 @@ async def _check_server(home: Path, identity: Identity, settings: SiteSettings |
         return [Check(name="server", verdict=Verdict.FAILED, found=str(error))]
     took_s = time.monotonic() - began_s
     reachable = f"{identity.address} answered in {took_s * 1000:.0f} ms"
-    return [
+    found = [
         Check(name="server", verdict=Verdict.OK, found=reachable),
-        _check_clock(reply.server_unix_s - (began_unix_s + took_s / 2)),
+        check_clock(reply.server_unix_s - (began_unix_s + took_s / 2)),
     ]
+    if identity.role == "site":
+        found += [_check_membership(site.state) for site in reply.sites if site.site == identity.name]
+    return found
 
 
-def _check_clock(ahead_s: float) -> Check:
+def _check_membership(state: str) -> Check:
+    if state == "active":
+        return Check(name="membership", verdict=Verdict.OK, found="on the member list")
+    advice = "read your key's fingerprint to the keeper of the federation's key, who runs `atoll federation sign`"
+    return Check(name="membership", verdict=Verdict.WARNED, found=state, advice=advice if state == "pending" else "")
+
+
+def check_clock(ahead_s: float) -> Check:
+    """The verdict on a server's clock that is `ahead_s` seconds ahead of this machine's."""
     skew_s = abs(ahead_s)
     found = f"{skew_s:.1f} s {'behind' if ahead_s > 0 else 'ahead of'} the server's"
     if skew_s < SKEW_WARNED_S:
@@ -168,21 +179,22 @@ def _policy(site: SiteHome, found: list[Check]) -> Policy:
 
 
 def _check_apps(settings: SiteSettings | PersonSettings, policy: Policy | None) -> Iterator[Check]:
-    for name, app in sorted(settings.apps.items()):
+    distributions = {name: app.distribution for name, app in settings.apps.items()}
+    for name, distribution in sorted(distributions.items()):
         title = f"app {name}"
         try:
-            digest = hash_distribution(app.distribution)
+            digest = hash_distribution(distribution)
         except AtollError as error:
             yield Check(name=title, verdict=Verdict.FAILED, found=str(error))
             continue
         hashes = {allowed.hash for allowed in policy.allowed_apps if allowed.name == name} if policy else {digest}
         if hashes & {digest, "any-installed"}:
-            yield Check(name=title, verdict=Verdict.OK, found=f"{app.distribution}, hash {digest}")
+            yield Check(name=title, verdict=Verdict.OK, found=f"{distribution}, hash {digest}")
         else:
             why = "the policy allows another hash" if hashes else "the policy does not allow it"
             advice = "look at this version, then put name and hash into allowed_apps of policy.toml"
             yield Check(
-                name=title, verdict=Verdict.WARNED, found=f"{app.distribution}, hash {digest}: {why}", advice=advice
+                name=title, verdict=Verdict.WARNED, found=f"{distribution}, hash {digest}: {why}", advice=advice
             )
 
 

@@ -44,8 +44,8 @@ class PersonSettings(Strict):
     """A whole `user.toml`."""
 
     plaintext: bool = False  # development only, loopback only, and the server must say the same
-    apps: dict[str, AppTable] = {}
-    data: dict[str, dict[str, Any]] = {}
+    apps: dict[str, AppTable] = Field(default_factory=dict)
+    data: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
     def source(self, name: str) -> Mapping[str, Any]:
         """The `[data.NAME]` table; empty where this machine has no such data."""

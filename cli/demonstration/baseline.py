@@ -24,7 +24,8 @@ def main(job_path: Path, data_path: Path) -> None:
     entry = AppEntry(name=job.job.app, distribution=DISTRIBUTION, entry_point=job.job.app)
     app = build_app(load_app(entry, hash_distribution(DISTRIBUTION)), job.app, {"path": str(data_path)})
     epochs = job.job.rounds * (job.strategy.work.num_epochs or 1)
-    print(json.dumps(train_centrally(app, job, epochs)))
+    sums = train_centrally(app, job, epochs)
+    print(json.dumps({name: total / count for name, (total, count) in sums.items()}))
 
 
 if __name__ == "__main__":

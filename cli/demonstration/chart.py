@@ -23,11 +23,12 @@ def draw(values: Sequence[float], reference: float, *, height: int = HEIGHT, wid
     low = math.floor(min([*shown, reference]) * 10 - 1e-9) / 10
     low = max(min(low, 0.9), 0.0)
     step = (1.0 - low) / height
+    marked = min(int((reference - low) / step), height - 1)
     lines = []
     for row in reversed(range(height)):
         bottom = low + row * step
         bars = "".join(_cell(value, bottom, step) * (COLUMN - 1) + " " for value in shown)
-        mark = f"┄ central {reference:.3f}" if bottom <= reference < bottom + step or row == height - 1 <= 0 else ""
+        mark = f"┄ central {reference:.3f}" if row == marked else ""
         lines.append(f"{bottom + step:5.2f} ┤{bars}{mark}".rstrip())
     lines.append(f"{low:5.2f} └{'─' * (COLUMN * len(shown))}")
     lines.append(f"       round 1 to {len(values)}")
@@ -41,13 +42,13 @@ def write_png(path: Path, values: Sequence[float], reference: float, *, title: s
     except ImportError:
         return False
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     axes.plot(range(1, len(values) + 1), values, marker="o", markersize=3, label="federated")
     axes.axhline(reference, color="grey", linestyle="--", linewidth=1, label="same model, all data in one place")
     axes.set(xlabel="round", ylabel="test accuracy", title=title)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     figure.savefig(path, dpi=150)

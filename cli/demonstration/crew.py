@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from atoll.wire.errors import LocalError
 
@@ -33,7 +33,7 @@ class Crew:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         logs.mkdir(parents=True, exist_ok=True)
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -49,7 +49,7 @@ class Crew:
                 stderr=subprocess.STDOUT,
                 env=self._environment,
                 start_new_session=True,  # Ctrl-C reaches the demo alone, which then ends them in order
-                preexec_fn=_die_with_parent(),
+                preexec_fn=_die_with_parent(),  # noqa: PLW1509  no other thread runs when this is called
             )
 
     def ask(self, name: str, command: list[str], *, text: str = "", screen: IO[str] | None = None) -> str:

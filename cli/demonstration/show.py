@@ -24,6 +24,11 @@ from atoll.wire.errors import ConfigError
 
 MODEL_FILE = "model.safetensors"
 PLOT_FILE = "accuracy.png"
+EVALUATION = """
+[evaluation]            # of each version: at the sites on what they keep back, at the server on the whole test set
+sites = true
+server = true
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,10 +107,12 @@ def _train_centrally(stage: Stage, crew: Crew, job: Path) -> float:
 
 
 def _write_job(stage: Stage, rounds: int | None) -> Path:
-    """The example's own job, with another number of rounds where that was asked for."""
+    """The example's own job, judged at the server too, with another number of rounds where that was asked for."""
     text = (resources.files(f"atoll_examples.{APP}") / "job.toml").read_text()
     if rounds is not None:
         text = re.sub(r"(?m)^rounds\s*=.*$", f"rounds = {rounds}", text)
+    if "[evaluation]" not in text:
+        text += EVALUATION
     path = stage.root / "job.toml"
     path.write_text(text)
     return path

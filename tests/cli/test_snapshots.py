@@ -1,0 +1,216 @@
+"""A run's state as JSON, and as people see it."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+
+import pytest
+from rich.console import Console
+
+from atoll.cli.live import Lines, Screen
+from atoll.cli.output import age, print_json, print_table, size
+from atoll.cli.run_view import SITES_SHOWN, render, round_line, rounds_table, status_line
+from atoll.cli.snapshots import headline_metric, metric_values, run_record, timestamp
+from atoll.wire.control_pb2 import MetricSum
+from atoll.wire.errors_pb2 import ErrorDetail
+from atoll.wire.runs_pb2 import RoundRecord, RunSnapshot, SiteProgress
+
+RUN = "01JDXK7Q8Z0000000000000000"
+
+
+def _record(number: int, **fields: object) -> RoundRecord:
+    record = RoundRecord(
+        round=number, version=number, num_sites=3, weight=1437, seconds=1.25, bytes_up=2048, bytes_down=100
+    )
+    record.train_metrics["loss"].CopyFrom(MetricSum(sum=718.5, count=1437))
+    record.evaluate_metrics["accuracy"].CopyFrom(MetricSum(sum=342, count=360))
+    record.server_metrics["accuracy"].CopyFrom(MetricSum(sum=348, count=360))
+    record.server_metrics["loss"].CopyFrom(MetricSum(sum=72, count=360))
+    record.missing.extend(fields.get("missing", ()))  # type: ignore[arg-type]
+    return record
+
+
+def _snapshot(status: str = "running", round_: int = 2, rounds: int = 1, **fields: object) -> RunSnapshot:
+    return RunSnapshot(
+        run=RUN,
+        name="digits",
+        status=status,
+        round=round_,
+        num_rounds=5,
+        version=rounds,
+        sites=[
+            SiteProgress(site="st-mary", state="training", done=3, total=12),
+            SiteProgress(site="lakeside", state="ready"),
+        ],
+        rounds=[_record(number) for number in range(1, rounds + 1)],
+        submitted_by="ada",
+        submitted_at_unix_s=1_800_000_000.0,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def test_a_run_as_json() -> None:
+    record = run_record(_snapshot())
+    assert json.loads(json.dumps(record)) == {
+        "run": RUN,
+        "name": "digits",
+        "status": "running",
+        "reason": None,
+        "round": 2,
+        "num_rounds": 5,
+        "version": 1,
+        "submitted_by": "ada",
+        "submitted_at": "2027-01-15T08:00:00+00:00",
+        "sites": [
+            {"site": "st-mary", "state": "training", "done": 3, "total": 12, "detail": ""},
+            {"site": "lakeside", "state": "ready", "done": 0, "total": 0, "detail": ""},
+        ],
+        "rounds": [
+            {
+                "round": 1,
+                "version": 1,
+                "sites": 3,
+                "weight": 1437,
+                "seconds": 1.25,
+                "train": {"loss": 0.5},
+                "evaluate": {"accuracy": 0.95},
+                "server": {"accuracy": 348 / 360, "loss": 0.2},
+                "missing": [],
+                "bytes_up": 2048,
+                "bytes_down": 100,
+            }
+        ],
+    }
+
+
+def test_the_list_of_runs_is_without_sites_and_rounds() -> None:
+    assert {"sites", "rounds"}.isdisjoint(run_record(_snapshot(), rounds=False))
+
+
+def test_a_reason_says_where() -> None:
+    reason = ErrorDetail(kind="TooFewSites", message="2 of 3 sites", round=4, bound="3")
+    assert run_record(_snapshot(reason=reason))["reason"] == {
+        "kind": "TooFewSites",
+        "message": "2 of 3 sites",
+        "round": 4,
+        "bound": "3",
+    }
+
+
+def test_what_was_never_counted_or_is_not_finite_is_null() -> None:
+    sums = {"a": MetricSum(sum=1, count=0), "b": MetricSum(sum=math.inf, count=1), "c": MetricSum(sum=1, count=4)}
+    assert metric_values(sums) == {"a": None, "b": None, "c": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ({"loss": 1.0, "accuracy": 0.5, "auc": 0.7}, ("accuracy", 0.5)),
+        ({"loss": 1.0, "auc": 0.7}, ("auc", 0.7)),
+        ({"loss": 1.0}, ("loss", 1.0)),
+        ({"accuracy": None, "loss": 2.0}, ("loss", 2.0)),
+        ({}, None),
+    ],
+)
+def test_people_look_at_accuracy_first(values: dict[str, float | None], wanted: tuple[str, float] | None) -> None:
+    assert headline_metric(values) == wanted
+
+
+def test_lines_say_each_thing_once() -> None:
+    told: list[str] = []
+    view = Lines(told.append)
+    view.show(_snapshot("queued", round_=0, rounds=0))
+    view.show(_snapshot("queued", round_=0, rounds=0))
+    view.show(_snapshot("running", round_=2, rounds=1))
+    view.say("the server is away, trying again")
+    view.say("the server is away, trying again")
+    view.show(_snapshot("running", round_=3, rounds=2))
+    view.show(_snapshot("running", round_=4, rounds=3))
+    view.show(_snapshot("finished", round_=5, rounds=5))
+    assert told == [
+        f"run {RUN} (digits) is queued",
+        f"run {RUN} (digits) is running, round 2 of 5",
+        "the server is away, trying again",
+        _line(1),
+        _line(2),
+        *[_line(number) for number in (3, 4, 5)],
+        f"run {RUN} (digits) is finished",
+    ]
+
+
+def _line(number: int) -> str:
+    return f"round {number} of 5, 3 sites, 1.2 s, training loss 0.5000, accuracy at sites 0.9500, accuracy at server 0.9667"
+
+
+def test_a_round_names_who_is_missing() -> None:
+    assert round_line(_record(1, missing=["north-lab"]), 5).endswith("without north-lab")
+
+
+def _drawn(renderable: object, width: int = 140) -> str:
+    text = io.StringIO()
+    Console(file=text, width=width, force_terminal=False).print(renderable)
+    return text.getvalue()
+
+
+def test_the_view_shows_sites_and_rounds() -> None:
+    text = _drawn(render(_snapshot(rounds=2)))
+    assert "st-mary" in text
+    assert "3/12" in text
+    assert "accuracy at server" in text
+    assert "0.9667" in text
+    assert "2.0 KiB" in text
+
+
+def test_names_from_the_wire_are_text_and_never_markup() -> None:
+    snapshot = _snapshot()
+    snapshot.sites[0].detail = "[bold red]boo[/] \N{WARNING SIGN}"
+    assert "[bold red]boo[/]" in _drawn(render(snapshot))
+    assert "[x]" in _drawn(render(_snapshot(reason=ErrorDetail(message="[x]"))))
+
+
+def test_a_thousand_sites_do_not_fill_the_screen() -> None:
+    snapshot = _snapshot()
+    snapshot.sites.extend(SiteProgress(site=f"s-{number}", state="training") for number in range(1000))
+    text = _drawn(render(snapshot))
+    assert "and 962 more" in text
+    assert text.count("training") < SITES_SHOWN + 5
+
+
+def test_the_table_of_rounds_can_be_the_newest_alone() -> None:
+    snapshot = _snapshot(rounds=30)
+    assert rounds_table(snapshot, newest=12).row_count == 12
+    assert rounds_table(snapshot).row_count == 30
+
+
+def test_the_screen_draws_the_last_state_and_leaves_it() -> None:
+    text = io.StringIO()
+    screen = Screen(Console(file=text, width=120, force_terminal=True))
+    screen.show(_snapshot())
+    screen.say("the server is away, trying again")
+    screen.show(_snapshot("finished", round_=5, rounds=5))
+    screen.close()
+    assert "the server is away" in text.getvalue()
+    assert status_line(_snapshot("finished")) in text.getvalue()
+
+
+def test_units() -> None:
+    assert [age(seconds) for seconds in (0, 59, 60, 7200, 200_000)] == ["0 s", "59 s", "1 min", "2 h", "2 d"]
+    assert [size(count) for count in (0, 1023, 1024, 5 << 20, 3 << 40)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "5.0 MiB",
+        "3.0 TiB",
+    ]
+    assert timestamp(0) is None
+
+
+def test_data_goes_to_stdout_and_words_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("run", "job"), [("1", "digits")], empty="none")
+    assert capsys.readouterr() == ("run  job\n1    digits\n", "")
+    print_table(("run", "job"), [], empty="none")
+    assert capsys.readouterr() == ("", "none\n")
+    print_json([{"a": None}])
+    assert capsys.readouterr() == ('[{"a": null}]\n', "")
