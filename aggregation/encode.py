@@ -71,22 +71,23 @@ def _encode_difference(
     # Differences of narrow floats are taken in float32, so that the encoding's rounding is the only one.
     working = torch.float64 if new_V.dtype is torch.float64 else torch.float32
     size = BLOCK_VALUES if old_V.device.type == new_V.device.type == "cpu" else _DEVICE_BLOCK_VALUES
+    limit = min(bound, entry.encoding.limit)
     for start, stop in blocks(entry.num_values, size):
         difference_P = new_V[start:stop].to("cpu", working) - old_V[start:stop].to("cpu", working)
-        if not largest_magnitude(difference_P) <= bound:  # NaN compares false
-            raise _out_of_bounds(entry.spec, difference_P, start, bound)
+        if not largest_magnitude(difference_P) <= limit:  # NaN compares false
+            raise _out_of_bounds(entry.spec, difference_P, start, limit)
         entry.encoding.encode(difference_P, region, start, rounding, entry.index + start)
 
 
-def _out_of_bounds(spec: TensorSpec, difference_P: Tensor, start: int, bound: float) -> BadUpdate:
-    place = int((~(difference_P.abs() <= bound)).nonzero()[0])
+def _out_of_bounds(spec: TensorSpec, difference_P: Tensor, start: int, limit: float) -> BadUpdate:
+    place = int((~(difference_P.abs() <= limit)).nonzero()[0])
     value = difference_P[place].item()
     return BadUpdate(
-        f'tensor "{spec.name}" moved by {value} at element {start + place}, the bound is {bound:g}; lower the learning '
+        f'tensor "{spec.name}" moved by {value} at element {start + place}, the bound is {limit:g}; lower the learning '
         "rate, or raise strategy.sum.bound in the job if such a step is meant",
         field=spec.name,
         value=value,
-        bound=bound,
+        bound=limit,
     )
 
 

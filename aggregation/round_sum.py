@@ -5,8 +5,8 @@ associative. So nothing of the result depends on who came first, on block sizes 
 server summed some of the sites before (`merge`).
 
 **No overflow.** Let B = 2^e >= bound and N = 2^c >= num_sites, both powers of two, and quantum = 2^(e + c - 62).
-Each of at most num_sites terms has w / w_max <= 1 and, since `check` refused everything else, |x| <= bound <= B, so
-|w / w_max * x / quantum| <= B / quantum = 2^(62 - c) before rounding, and after it too, 2^(62 - c) being an integer.
+Each of at most num_sites terms has w / w_max <= 1 and, since `check` refused everything else, |x| <= B (the `reach`
+of an encoding lies between bound and B), so |w / w_max * x / quantum| <= B / quantum = 2^(62 - c) before rounding, and after it too, 2^(62 - c) being an integer.
 The sum is at most 2^c * 2^(62 - c) = 2^62 < 2^63. Dividing by a power of two is exact in float64.
 
 **Two limbs.** Differences that travel in float64 leave a remainder r = t - round(t), exact, |r| <= 1/2. It enters a
@@ -37,6 +37,7 @@ from atoll.wire.tensors import DTYPES, Buffer
 
 SUM_BITS = 62
 MAX_SITES = 1 << 32
+SMALLEST_BOUND, LARGEST_BOUND = 1e-30, 1e30  # quantum and factors then stay far inside float64's exponents
 MAX_WEIGHT = 1 << 53  # weights up to here are exact in float64
 
 
@@ -68,7 +69,8 @@ class RoundSum:
     """
 
     def __init__(self, layout: UpdateLayout, *, num_sites: int, max_weight: int, bound: float) -> None:
-        if not (1 <= num_sites <= MAX_SITES and 1 <= max_weight <= MAX_WEIGHT and 0 < bound < math.inf):
+        in_range = 1 <= num_sites <= MAX_SITES and 1 <= max_weight <= MAX_WEIGHT
+        if not (in_range and SMALLEST_BOUND <= bound <= LARGEST_BOUND):
             raise ValueError(f"a sum of {num_sites} sites, weights up to {max_weight}, values up to {bound}")
         self.layout = layout
         self.num_sites = num_sites
@@ -151,6 +153,7 @@ class RoundSum:
                 raise BadUpdate(f"bytes {start} to {stop} between tensors are not zero", field="padding", bound=0)
 
     def _check_segment(self, segment: Segment, region: Tensor) -> None:
+        reach = segment.encoding.reach(self.bound)
         for start, stop in blocks(segment.num_values):
             try:
                 magnitude = segment.encoding.magnitude(region, start, stop)
@@ -159,13 +162,13 @@ class RoundSum:
                 raise BadUpdate(
                     f'tensor "{spec.name}" holds {error}, which {segment.encoding.name} never writes', field=spec.name
                 ) from None
-            if not magnitude <= self.bound:  # NaN compares false
-                raise self._out_of_bounds(segment, region, start, stop)
+            if not magnitude <= reach:  # NaN compares false
+                raise self._out_of_bounds(segment, region, start, stop, reach)
 
-    def _out_of_bounds(self, segment: Segment, region: Tensor, start: int, stop: int) -> BadUpdate:
+    def _out_of_bounds(self, segment: Segment, region: Tensor, start: int, stop: int, reach: float) -> BadUpdate:
         value_P = torch.empty(stop - start, dtype=torch.float64)
         segment.encoding.decode(region, start, value_P)
-        beyond = (~(value_P.abs() <= self.bound)).nonzero()
+        beyond = (~(value_P.abs() <= reach)).nonzero()
         # A scale may be out of bounds though the levels beside it are small: then the first value of the block names it.
         place = int(beyond[0]) if beyond.numel() else 0
         spec = self._spec_at(segment.index + start + place)
@@ -216,12 +219,15 @@ class RoundSum:
             segment.encoding.decode(region, start, value_P)
             value_P.mul_(factor)
             if segment.encoding.two_limbs:
-                whole_P = torch.round(value_P, out=scratch.whole_P[: stop - start])
-                term_P.copy_(value_P.sub_(whole_P).mul_(2.0**-self._low_exponent).round_())
+                whole_P = scratch.whole_P[: stop - start]
+                whole_P.copy_(value_P)
+                _round(whole_P)
+                _round(value_P.sub_(whole_P).mul_(2.0**-self._low_exponent))
+                term_P.copy_(value_P)
                 low = segment.low_index + start
                 self._low_L[low : low + stop - start].add_(term_P)
             else:
-                whole_P = value_P.round_()
+                whole_P = _round(value_P)
             term_P.copy_(whole_P)
             self._high_V[segment.index + start : segment.index + stop].add_(term_P)
 
@@ -290,6 +296,17 @@ class RoundSum:
         if not self._weights:
             raise ValueError("no update was folded, so there are no values")
         return self._raws[name]
+
+
+def _round(values_P: Tensor) -> Tensor:
+    """To the nearest integer, ties to even, in place.
+
+    By numpy, on one thread: torch splits this one over threads from 2,048 elements on, and on a busy machine they then
+    wait for each other (measured: 10 ms a block instead of 0.02 at a load of 14 on 2 cores).
+    """
+    array = values_P.numpy()
+    np.rint(array, out=array)
+    return values_P
 
 
 def _check_raw(entry: RawEntry, region: Tensor) -> None:

@@ -1,13 +1,12 @@
-"""Uniform numbers for stochastic rounding: a function of a secret, run, round and place in the model.
+"""Uniform numbers for stochastic rounding: a function of a run's secret, the round and the place in the model.
 
 So a restarted worker, and each rank of a site for its own slice, draw the same numbers and write the same bytes.
-Assumption: the secret is the site's own. Whoever knows it could undo the rounding, which hides nothing but the lost
-digits; it is never used for masks or noise. With `seeded_secret` (tests, simulations) everybody knows it.
+Assumption: the secret is of one run at one site (the agent derives it from the site's own). Whoever knows it could undo the rounding, which hides nothing but the lost
+digits; it is never used for masks or noise. In reproducible runs (tests, simulations) it follows from the job's seed.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 
 import numpy as np
@@ -19,21 +18,16 @@ SECRET_BYTES = 32
 _VALUES_PER_BLOCK = 4  # 16 bytes of AES make four 32-bit numbers
 
 
-def rounding_key(secret: bytes, run: str, round: int) -> bytes:
-    """The 32-byte AES key for one round of a run.
+def rounding_key(secret: bytes, round: int) -> bytes:
+    """The 32-byte AES key for one round; `secret` is of one run at one site.
 
     Raises:
         ValueError: the secret is not 32 bytes.
     """
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"the secret of rounding has {len(secret)} bytes, wanted {SECRET_BYTES}")
-    message = b"atoll/rounding/1\x00" + run.encode() + b"\x00" + round.to_bytes(4, "little")
+    message = b"atoll/rounding/1\x00" + round.to_bytes(4, "little")
     return hmac.digest(secret, message, "sha256")
-
-
-def seeded_secret(seed: int, site: str) -> bytes:
-    """A secret that follows from the job's seed, for runs that must be reproducible from outside."""
-    return hashlib.sha256(b"atoll/rounding-seed/1\x00" + seed.to_bytes(8, "little") + site.encode()).digest()
 
 
 class Rounding:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.aggregation import combinations, compositions, parts, plugins
-from atoll.aggregation.catalogue import describe
 from atoll.aggregation.codecs.encoding import Codec
 from atoll.aggregation.compositions import Composition
 from atoll.aggregation.layout import Buffers
 from atoll.aggregation.reducers import Reducer
+from atoll.aggregation.round_sum import LARGEST_BOUND, SMALLEST_BOUND
 from atoll.aggregation.rules import LocalRule
 from atoll.aggregation.schedule import (
     Accepted,
@@ -57,11 +57,8 @@ __all__ = [
     "Stop",
     "Strategy",
     "TimerFired",
-    "describe",
     "resolve",
 ]
-
-SMALLEST_BOUND = 1e-30  # below it the quantum of sums would leave float64's exponents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +86,13 @@ def resolve(job: Job) -> Strategy:
     composition = _composition(section.kind)
     wanted = {part: _wanted(composition.part(part), getattr(section, part)) for part in compositions.PARTS}
     made = {part: _made(part, options) for part, options in wanted.items()}
-    if section.sum.bound < SMALLEST_BOUND:
+    if not SMALLEST_BOUND <= section.sum.bound <= LARGEST_BOUND:
+        limits = f"{SMALLEST_BOUND:g} to {LARGEST_BOUND:g}"
         raise ConfigError(
-            f"strategy.sum.bound = {section.sum.bound}: wanted at least {SMALLEST_BOUND}",
+            f"strategy.sum.bound = {section.sum.bound:g}: wanted {limits}",
             key="strategy.sum.bound",
             value=str(section.sum.bound),
-            bound=f"at least {SMALLEST_BOUND}",
+            bound=limits,
         )
     combinations.require_allowed(
         combinations.Combined(

@@ -1,6 +1,6 @@
 """Differences as floating-point numbers: in each tensor's own dtype, or all in one.
 
-Error of a value x, by rounding to the nearest: at most 2^-24 |x| in float32, 2^-9 |x| in bfloat16, and
+Error of a value x, by rounding to the nearest: at most 2^-24 |x| in float32, 2^-8 |x| in bfloat16, and
 max(2^-11 |x|, 2^-25) in float16 (whose smallest numbers are coarse). float64 is exact.
 """
 
@@ -37,6 +37,15 @@ class Cast:
     @property
     def two_limbs(self) -> bool:
         return self.dtype is torch.float64
+
+    @property
+    def limit(self) -> float:
+        return torch.finfo(self.dtype).max
+
+    def reach(self, bound: float) -> float:
+        # As differences go: to working precision, then to the dtype; each rounding is monotone.
+        working = torch.float64 if self.two_limbs else torch.float32
+        return torch.tensor(min(bound, self.limit), dtype=working).to(self.dtype).item()
 
     def num_bytes(self, num_values: int) -> int:
         return num_values * self.dtype.itemsize
@@ -109,7 +118,7 @@ class Float32:
 class BFloat16:
     """Every difference in bfloat16, rounded to the nearest.
 
-    Error: at most 2^-9 of the value. Bytes: 2 a value.
+    Error: at most 2^-8 of the value. Bytes: 2 a value.
     """
 
     class Options(Strict):

@@ -37,6 +37,18 @@ class Encoding(Protocol):
         """Whether sums keep a second accumulator, since one does not hold the precision that travels."""
         ...
 
+    @property
+    def limit(self) -> float:
+        """Largest magnitude that can be written."""
+        ...
+
+    def reach(self, bound: float) -> float:
+        """Largest magnitude that is written for values up to `bound`: rounding may go a little beyond it.
+
+        Never beyond the next power of two, which every encoding writes exactly.
+        """
+        ...
+
     def num_bytes(self, num_values: int) -> int:
         """Length of the region of `num_values` values."""
         ...

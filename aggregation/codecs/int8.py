@@ -8,6 +8,7 @@ Region: all scales, then all bytes; 1.016 bytes a value.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +29,10 @@ class BlockInt8:
     alignment = 4
     group = GROUP_VALUES
     two_limbs = False
+    limit = torch.finfo(torch.float32).max
+
+    def reach(self, bound: float) -> float:
+        return torch.tensor(bound, dtype=torch.float32).item()  # 127 scales never exceed the largest magnitude
 
     def num_bytes(self, num_values: int) -> int:
         return 4 * _num_groups(num_values) + num_values
@@ -40,7 +45,7 @@ class BlockInt8:
         scales_G[first : first + scale_G.numel()].copy_(scale_G)
         divisor_G = torch.where(scale_G > 0, scale_G, torch.inf)  # x / inf = 0
         ratio_P = (groups_GV / divisor_G[:, None]).reshape(-1)[: values_P.numel()]
-        floor_P = ratio_P.floor()
+        floor_P = torch.from_numpy(np.floor(ratio_P.numpy()))  # torch would split it over threads (see round_sum)
         # frac < 1 and u < 1 are exact in float32, so up is drawn with probability frac (to 2^-24).
         up_P = rounding.uniform(index, values_P.numel()) < ratio_P - floor_P
         levels_P[start : start + values_P.numel()].copy_((floor_P + up_P).clamp_(-LEVELS, LEVELS))

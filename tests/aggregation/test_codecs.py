@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from contracts.golden_updates import FOLDER, golden_update
+from contracts.updates import BOUND, CODECS, EVERY_DTYPE, FLOATS, codec, decoded, encoded, layout_of, random_state
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from atoll.aggregation.codecs.casts import SUMMABLE
+from atoll.aggregation.codecs.int8 import GROUP_VALUES
+from atoll.aggregation.encode import encode_update
+from atoll.aggregation.round_sum import RoundSum
+from atoll.aggregation.rounding import Rounding, rounding_key
+from atoll.wire.errors import BadUpdate
+
+finite = st.floats(-BOUND, BOUND, width=32)
+vectors = st.lists(finite, min_size=1, max_size=600).map(lambda values: torch.tensor(values, dtype=torch.float32))
+
+
+def round_trip(codec_name: str, values: Tensor) -> Tensor:
+    """What a server reads of a difference, in float64."""
+    layout = layout_of([("w", "float32", tuple(values.shape), "parameter")], codec_name)
+    return decoded(layout, encoded(layout, {"w": torch.zeros_like(values)}, {"w": values}))
+
+
+def error_bound(codec_name: str, values: Tensor) -> Tensor:
+    """The documented bound, for each value of a float32 tensor."""
+    if codec_name == "bfloat16":
+        return values.abs().double() * 2**-8 + 2.0**-134  # the second: below bfloat16's smallest normal
+    if codec_name == "int8":
+        groups = torch.nn.functional.pad(values, (0, -len(values) % GROUP_VALUES)).view(-1, GROUP_VALUES)
+        most = groups.abs().amax(dim=1).double()
+        bound = torch.where(most < 127.001 * 2.0**-126, most, most / 126)
+        return bound.repeat_interleave(GROUP_VALUES)[: len(values)]
+    return torch.zeros(len(values), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("codec_name", CODECS)
+@given(values=vectors)
+def test_round_trip_within_the_documented_error(codec_name: str, values: Tensor) -> None:
+    error = (round_trip(codec_name, values) - values.double()).abs()
+    assert bool((error <= error_bound(codec_name, values)).all())
+
+
+@given(st.lists(st.floats(-BOUND, BOUND), min_size=1, max_size=50))
+def test_native_float64_is_exact(numbers: list[float]) -> None:
+    layout = layout_of([("w", "float64", (len(numbers),), "parameter")])
+    payload = encoded(layout, {"w": torch.zeros(len(numbers)).double()}, {"w": torch.tensor(numbers).double()})
+    assert decoded(layout, payload).tolist() == torch.tensor(numbers).double().tolist()
+
+
+@given(st.lists(st.floats(-BOUND, BOUND, width=16), min_size=1, max_size=50))
+def test_native_float16_is_the_difference_rounded_once(numbers: list[float]) -> None:
+    layout = layout_of([("w", "float16", (len(numbers),), "parameter")])
+    trained = torch.tensor(numbers, dtype=torch.float16)
+    payload = encoded(layout, {"w": torch.full_like(trained, 0.1)}, {"w": trained}, bound=2 * BOUND)
+    exact = trained.double() - torch.tensor(0.1, dtype=torch.float16).double()
+    error = (decoded(layout, payload) - exact).abs()
+    assert bool((error <= torch.maximum(exact.abs() * 2**-11, torch.tensor(2.0**-25))).all())
+
+
+@pytest.mark.parametrize("codec_name", CODECS)
+def test_every_dtype_travels(codec_name: str) -> None:
+    layout = layout_of(EVERY_DTYPE, codec_name)
+    base, trained = random_state(layout.manifest, 1), random_state(layout.manifest, 2)
+    values = decoded(layout, encoded(layout, base, trained))
+    for entry in layout.means:
+        old, new = (
+            (torch.view_as_real(t.to(torch.complex128)) if t.is_complex() else t.double()).reshape(-1)
+            for t in (base[entry.spec.name], trained[entry.spec.name])
+        )
+        error = (values[entry.index : entry.index + entry.num_values] - (new - old)).abs().max()
+        assert error <= (0.06 if codec_name == "int8" else 0.04), entry.spec.name
+    assert {entry.spec.dtype for entry in layout.means} == set(SUMMABLE)
+
+
+@pytest.mark.parametrize("codec_name", CODECS)
+def test_golden_bytes(codec_name: str) -> None:
+    assert golden_update(codec_name) == (FOLDER / f"{codec_name}.bin").read_bytes()
+
+
+def test_int8_rounds_without_bias() -> None:
+    # 2,000 draws of each of 256 values: the mean error has a deviation of at most scale / 2 / sqrt(draws).
+    values = torch.linspace(-1, 1, GROUP_VALUES)
+    layout = layout_of([("w", "float32", (GROUP_VALUES,), "parameter")], "int8")
+    total, draws, out = torch.zeros(GROUP_VALUES, dtype=torch.float64), 2000, bytearray(layout.num_bytes)
+    for round in range(draws):
+        key = rounding_key(bytes(32), round)
+        encode_update(layout, {"w": torch.zeros(256)}, {"w": values}, out, rounding=Rounding(key), bound=1.0)
+        total += decoded(layout, bytes(out))
+    deviation = (1 / 127) / 2 / math.sqrt(draws)
+    error = total / draws - values.double()
+    assert error.abs().max() < 5 * deviation
+    assert abs(error.mean()) < 5 * deviation / math.sqrt(GROUP_VALUES)
+
+
+def test_int8_is_reproducible_and_differs_by_round_and_site() -> None:
+    layout = layout_of(FLOATS, "int8")
+    base, trained = random_state(layout.manifest, 1), random_state(layout.manifest, 2)
+    assert encoded(layout, base, trained, site="a") == encoded(layout, base, trained, site="a")
+    assert encoded(layout, base, trained, site="a") != encoded(layout, base, trained, site="b")
+
+
+def test_int8_draws_by_the_place_in_the_model() -> None:
+    # A tensor at another place draws other numbers, whatever stands before it; so each rank can write its own slice.
+    encoding, values = codec("int8").encoding("float32"), random_state(layout_of(FLOATS).manifest, 3)["w"]  # type: ignore[attr-defined]
+    regions = [torch.zeros(encoding.num_bytes(300), dtype=torch.uint8) for _ in range(3)]
+    rounding = Rounding(rounding_key(bytes(32), 1))
+    encoding.encode(values, regions[0], 0, rounding, 4096)
+    encoding.encode(values[:256], regions[1], 0, rounding, 4096)
+    encoding.encode(values[256:], regions[1], 256, rounding, 4096 + 256)
+    encoding.encode(values, regions[2], 0, rounding, 0)
+    assert torch.equal(regions[0], regions[1])
+    assert not torch.equal(regions[0], regions[2])
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1e-45, -1e-40, 1e-37, 1024.0, -1024.0, 1023.9999])
+def test_int8_at_the_edges(value: float) -> None:
+    values = torch.full((5,), value)
+    result = round_trip("int8", values)
+    assert bool(((result - values.double()).abs() <= error_bound("int8", values)).all())
+    assert result.abs().max() <= BOUND
+
+
+def sum_of(layout_codec: str) -> tuple[RoundSum, bytes]:
+    layout = layout_of(FLOATS, layout_codec)
+    payload = encoded(layout, random_state(layout.manifest, 1), random_state(layout.manifest, 2))
+    return RoundSum(layout, num_sites=2, max_weight=1, bound=BOUND), payload
+
+
+@pytest.mark.parametrize("codec_name", CODECS)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_flipped_bits_never_reach_the_sum_out_of_bounds(codec_name: str, data: st.DataObject) -> None:
+    """Without the checksum too: an update is refused, or holds nothing but finite values within the bound."""
+    total, payload = sum_of(codec_name)
+    flipped = bytearray(payload)
+    for position in data.draw(st.lists(st.integers(0, 8 * len(payload) - 1), min_size=1, max_size=20)):
+        flipped[position // 8] ^= 1 << position % 8
+    try:
+        total.check(flipped, 1)
+    except BadUpdate:
+        return
+    assert decoded(total.layout, bytes(flipped)).abs().max() <= BOUND
+
+
+@pytest.mark.parametrize("codec_name", CODECS)
+@given(data=st.data())
+def test_truncated_updates_are_refused(codec_name: str, data: st.DataObject) -> None:
+    total, payload = sum_of(codec_name)
+    length = data.draw(st.integers(0, len(payload) - 1))
+    with pytest.raises(BadUpdate, match=f"{length} bytes"):
+        total.check(payload[:length], 1)
+
+
+@pytest.mark.parametrize(
+    ("place", "data", "what"),
+    [
+        (64, b"\x00\x00\x80\xbf", "a negative scale"),
+        (64, b"\x00\x00\x00\x80", "a negative scale"),
+        (64, b"\x00\x00\xc0\x7f", "nan"),
+        (64, b"\x00\x00\x80\x7f", "inf"),
+        (64, b"\x00\x00\x20\x41", "bound is 1024"),  # a scale of 10: levels could say 1270
+        (64 + 8 + 5, b"\x80", "a level of -128"),
+    ],
+)
+def test_int8_bytes_that_are_never_written_are_refused(place: int, data: bytes, what: str) -> None:
+    total, payload = sum_of("int8")
+    hostile = payload[:place] + data + payload[place + len(data) :]
+    with pytest.raises(BadUpdate, match=what) as caught:
+        total.check(hostile, 1)
+    assert caught.value.field == "w"
+
+
+def test_bytes_between_tensors_are_zero() -> None:
+    layout = layout_of([("w", "float32", (3,), "parameter"), ("b", "float32", (3,), "parameter")], "int8")
+    payload = bytearray(encoded(layout, random_state(layout.manifest, 1), random_state(layout.manifest, 2)))
+    (start, _), *_ = layout.gaps
+    payload[start] = 1
+    with pytest.raises(BadUpdate, match="not zero"):
+        RoundSum(layout, num_sites=1, max_weight=1, bound=BOUND).check(payload, 1)
