@@ -32,38 +32,49 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._messages: deque[pb.SiteMessage] = deque()
-        self._posted = asyncio.Event()
-        self._open = self._finished = False
+        self._changed = asyncio.Event()
+        self._stream: object | None = None  # the one that takes messages now
+        self._finished = False
 
     def post(self, **body: Any) -> None:
         """Say one message, named by its field of SiteMessage; see the invariant for what waits without a stream."""
         message = pb.SiteMessage(**body)
-        if self._open or message.WhichOneof("body") in _OUTLIVE_A_STREAM:
+        if self._stream is not None or message.WhichOneof("body") in _OUTLIVE_A_STREAM:
             self._messages.append(message)
-            self._posted.set()
+            self._changed.set()
 
     def open(self) -> None:
-        """From now on a stream takes the messages."""
-        self._open, self._finished = True, False
+        """From now on a new stream takes the messages."""
+        self._stream, self._finished = object(), False
 
     def shut(self) -> None:
         """The stream is gone."""
-        self._open = False
+        self._stream = None
         self._messages = deque(m for m in self._messages if m.WhichOneof("body") in _OUTLIVE_A_STREAM)
+        self._changed.set()
 
     def finish(self) -> None:
         """End the stream after the messages so far."""
         self._finished = True
-        self._posted.set()
+        self._changed.set()
 
-    async def take(self) -> pb.SiteMessage | None:
-        """The next message; None after `finish`, when all are taken."""
-        while not self._messages:
-            if self._finished:
-                return None
-            self._posted.clear()
-            await self._posted.wait()
-        return self._messages.popleft()
+    async def messages(self) -> AsyncIterator[pb.SiteMessage]:
+        """The messages of the stream that was opened last, until `finish` or `shut`.
+
+        gRPC asks for the next message when it has written the one before, so one that could not be written is still
+        here for the next stream.
+        """
+        stream = self._stream
+        while stream is not None and self._stream is stream:
+            if self._messages:
+                yield self._messages[0]
+                if self._stream is stream:
+                    self._messages.popleft()
+            elif self._finished:
+                return
+            else:
+                self._changed.clear()
+                await self._changed.wait()
 
 
 class Attachment:
@@ -96,7 +107,7 @@ async def attach(channel: grpc.aio.Channel, hello: pb.Hello, mailbox: Mailbox) -
     async def outgoing() -> AsyncIterator[pb.SiteMessage]:
         yield pb.SiteMessage(hello=hello)
         await welcomed.wait()
-        while (message := await mailbox.take()) is not None:
+        async for message in mailbox.messages():
             yield message
 
     call = _Stub(channel).Attach(outgoing())
@@ -108,6 +119,7 @@ async def attach(channel: grpc.aio.Channel, hello: pb.Hello, mailbox: Mailbox) -
         yield Attachment(welcome, messages)
     finally:
         mailbox.shut()
+        welcomed.set()  # a writer that still waits ends
         call.cancel()
 
 

@@ -99,6 +99,7 @@ class Presence:
         clock = asyncio.get_running_loop().time
         while not self._leaving.is_set():
             began_s, self._stay_away_s = clock(), 0.0
+            self._board.connection("connecting", self._board.picture.trouble)
             reason = await self._once(conversation)
             if reason is not None and self._is_final(reason):
                 self._board.connection("refused", str(reason))

@@ -13,7 +13,7 @@ from samples.trial_site import MANIFEST, SITE, TrialSite, install, key_text, mak
 
 from atoll.client.status import site_status
 from atoll.wire import control_pb2 as pb
-from atoll.wire.errors import Incompatible, RemoteError, Stranger, Unavailable, Unknown, to_detail
+from atoll.wire.errors import Incompatible, Stale, Stranger, Unavailable, Unknown, to_detail
 from atoll.wire.model_file import open_model
 
 MODEL = bytes(range(256)) * (MANIFEST.num_bytes // 256) + bytes(MANIFEST.num_bytes % 256)
@@ -236,15 +236,11 @@ async def test_a_task_that_comes_twice_is_done_once(server: ScriptedServer, runn
     result_of(await line.hear("result"), task)
     line.say(task=task)  # crossed with the result
     await line.silence()
-    line.say(verdict=pb.Verdict(key=task.key, refused=to_detail(Stale_())))
+    line.say(verdict=pb.Verdict(key=task.key, refused=to_detail(Stale("the round is closed"))))
     await eventually(lambda: not held(running))
     line.say(task=task)
     assert (await line.hear("task_failed")).error.kind == "Stale"
     assert running.trainings() == [key_text(task.key)]
-
-
-def Stale_() -> RemoteError:
-    return RemoteError("the round is closed")
 
 
 async def test_only_the_newest_attempt_counts(server: ScriptedServer, running: TrialSite) -> None:
@@ -442,7 +438,7 @@ async def test_a_failure_waits_for_the_next_stream(server: ScriptedServer, runni
     await asyncio.wait_for(line.progress.wait(), 20)
     await server.stop()
     running.fault.write_text("train raise")
-    await eventually(lambda: "failed" in running.home.status.read_text())
+    await eventually(lambda: _run_state(running.home.root) == "failed")
     await server.start()
     line = await server.attached()
     assert (await line.hear("task_failed")).error.kind == "AppFailed"
@@ -470,7 +466,7 @@ async def test_an_agent_that_was_attached_goes_on_trying(server: ScriptedServer,
     line = await server.attached()
     server.refuse_with = Stranger("not now")
     line.end(Unavailable("going down"))
-    await eventually(lambda: "not now" in running.home.status.read_text())
+    await eventually(lambda: "not now" in site_status(running.home.root)["connection"]["trouble"])
     server.refuse_with = None
     await server.attached()
 

@@ -41,11 +41,15 @@ class Line:
 
     async def hear(self, kind: str) -> Any:
         """The next message, which must be of this kind; heartbeats and progress are passed over."""
+        return await self.hear_one_of(kind)
+
+    async def hear_one_of(self, *kinds: str) -> Any:
+        """The next message, which must be of one of these kinds."""
         async with asyncio.timeout(PATIENCE_S):
             message = await self._heard.get()
         body = message.WhichOneof("body")
-        assert body == kind, f"wanted {kind}, heard {message}"
-        return getattr(message, kind)
+        assert body in kinds, f"wanted {kinds}, heard {message}"
+        return getattr(message, str(body))
 
     async def silence(self, seconds: float = 0.2) -> None:
         """Nothing is heard for a while."""
@@ -166,12 +170,12 @@ class ScriptedServer:
             await _abort(context, self.refuse_with)
         first = await anext(aiter(requests))
         line = Line(first.hello)
+        self._lines.put_nowait(line)
         yield pb.ServerMessage(
             welcome=pb.Welcome(
                 protocol=self.protocol, federation="trial", heartbeat_s=1, lease_s=4, max_frame_bytes=1 << 20
             )
         )
-        self._lines.put_nowait(line)
 
         async def read() -> None:
             async for message in requests:
