@@ -15,7 +15,7 @@ import ipaddress
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -131,8 +131,9 @@ class Gate(grpc.aio.ServerInterceptor):
                 if not hasattr(answers, "__aiter__"):
                     await answers  # a coroutine that calls context.write itself
                     return
-                async for answer in answers:
-                    yield answer
+                async with aclosing(answers):  # its `finally` runs when the call ends, not when memory is collected
+                    async for answer in answers:
+                        yield answer
 
         takes = "stream" if handler.request_streaming else "unary"
         gives = "stream" if handler.response_streaming else "unary"

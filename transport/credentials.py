@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ Options = tuple[tuple[str, str | int], ...]
 
 # A run offer carries a manifest of up to 16 MiB and a job, a member list of 100,000 sites is about 25 MB.
 MAX_MESSAGE_BYTES = 32 << 20
+# A request to join is about 500 bytes, its certificate request at most 4 KiB.
+STRANGER_MESSAGE_BYTES = 16 << 10
 # A refusal carries up to 2,000 characters (8 KB of UTF-8, a third more in base64) beside the status text.
 MAX_METADATA_BYTES = 64 << 10
 # Home routers and firewalls forget a silent connection after 60 s at the earliest.
@@ -57,10 +60,21 @@ class ServerCertificate:
     ca_pem: bytes = field(repr=False)
 
 
-def server_options() -> Options:
-    """Options for every gRPC server: limits as on channels, and pings allowed as often as channels send them."""
+def server_options(*, for_strangers: bool = False) -> Options:
+    """Options of a gRPC server: limits as on channels, and pings allowed as often as channels send them.
+
+    Args:
+        for_strangers: the enrolment port. Whoever finds it may fill no more memory than a request to join takes.
+    """
+    limits: Options = (
+        ("grpc.max_receive_message_length", STRANGER_MESSAGE_BYTES),
+        ("grpc.max_concurrent_streams", 4),
+        ("grpc.max_connection_age_ms", 60_000),
+    )
+    shared = tuple(option for option in _SHARED if option[0] not in dict(limits)) if for_strangers else _SHARED
     return (
-        *_SHARED,
+        *shared,
+        *(limits if for_strangers else ()),
         ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
         ("grpc.so_reuseport", 0),  # a second server on the port must fail, not share it
     )
@@ -189,7 +203,7 @@ def _credentials(identity: Identity) -> grpc.ChannelCredentials:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Meaning:
-    sign: str  # what gRPC or BoringSSL prints
+    sign: str  # what gRPC or BoringSSL prints; a regular expression
     kind: type[Stranger | Unavailable]
     text: str  # for the person who reads it: {who} is "site alpha", {at} the address
 
@@ -235,11 +249,16 @@ _MEANINGS = (
         text="the name in {at} is not known here: check the address and this machine's DNS",
     ),
     _Meaning(
-        sign="Socket closed",
+        sign="failed to connect.*(Socket closed|Connection reset)",
         kind=Unavailable,
         text="the server at {at} closed the connection of {who} before the first call: it is going down, or it does "
         "not accept this certificate (of another federation, or expired by the server's clock); if it stays so, "
         "{rejoin}",
+    ),
+    _Meaning(
+        sign="Socket closed|Connection reset",
+        kind=Unavailable,
+        text="the connection to {at} broke off: the server or the network went down; trying again is right",
     ),
 )
 
@@ -264,6 +283,6 @@ def explain_connection_error(
 def explain_unavailable(refusal: Unavailable, *, address: str, who: str, rejoin: str) -> Stranger | Unavailable:
     """What a connection that never came about means, in words that say what to do."""
     for meaning in _MEANINGS:
-        if meaning.sign in refusal.message:
+        if re.search(meaning.sign, refusal.message):
             return meaning.kind(meaning.text.format(at=address, who=who, rejoin=rejoin))
     return refusal

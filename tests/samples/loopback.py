@@ -64,6 +64,7 @@ class WhoAmI(grpc.GenericRpcHandler):
             "/atoll.wire.Runs/ForgottenStream": (True, True),
         }
         self.answer = answer or self._who
+        self.own: dict[str, Any] = {}  # handlers of a test's own, by method
 
     @staticmethod
     def _who(method: str) -> bytes:
@@ -84,7 +85,7 @@ class WhoAmI(grpc.GenericRpcHandler):
             yield self.answer(method)
 
         kind = f"{'stream' if takes else 'unary'}_{'stream' if gives else 'unary'}_rpc_method_handler"
-        return getattr(grpc, kind)(many if gives else one)
+        return getattr(grpc, kind)(self.own.get(method, many if gives else one))
 
 
 class Federation:
@@ -107,7 +108,7 @@ class Federation:
         enrolment_pb2_grpc.add_RenewalServicer_to_server(renewal, main)
         main.add_generic_rpc_handlers((self.handlers,))
         self.port = main.add_secure_port("127.0.0.1:0", self.credentials(require_client_certificate=True))
-        door = grpc.aio.server(interceptors=(Gate(as_stranger),), options=server_options())
+        door = grpc.aio.server(interceptors=(Gate(as_stranger),), options=server_options(for_strangers=True))
         newcomers = EnrolmentService(store=self.store, authority=self.authority, clock=self.clock)
         enrolment_pb2_grpc.add_EnrolmentServicer_to_server(newcomers, door)
         door.add_generic_rpc_handlers((self.handlers,))

@@ -40,6 +40,7 @@ from atoll.wire.errors import (
     NotAllowed,
     RemoteError,
     Stranger,
+    TooLarge,
     Unavailable,
     from_rpc,
 )
@@ -104,6 +105,35 @@ async def test_each_method_as_a_stranger_on_the_enrolment_port(federation: Feder
     async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
         for method in set(METHOD_ROLES) - {ENROL, RENEW}:
             assert type(await refusal(call(channel, method))) is NotAllowed, method
+
+
+async def test_a_stranger_cannot_fill_the_memory(federation: Federation) -> None:
+    credentials = grpc.ssl_channel_credentials(federation.authority.ca_pem)
+    options = (("grpc.ssl_target_name_override", "server.atoll"),)
+    address = f"127.0.0.1:{federation.enrolment_port}"
+    async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
+        enrol: Any = channel.unary_unary(ENROL)
+        assert type(await refusal(enrol(bytes(1 << 20), timeout=20))) is TooLarge
+
+
+async def test_a_stream_that_the_member_leaves_ends_at_the_server(federation: Federation) -> None:
+    """Sessions are kept in a handler's `finally`: the gate must not hold it back."""
+    ended = asyncio.Event()
+
+    async def attach(requests: Any, context: Any) -> Any:
+        try:
+            yield b"welcome"
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    federation.handlers.own["/atoll.wire.Control/Attach"] = attach
+    async with open_channel(await federation.join("alpha")) as channel:
+        stream: Any = channel.stream_stream("/atoll.wire.Control/Attach")
+        calling = stream()
+        assert await calling.read() == b"welcome"
+        calling.cancel()
+        await asyncio.wait_for(ended.wait(), 20)
 
 
 async def test_each_method_as_a_stranger_on_the_members_port(federation: Federation) -> None:
@@ -339,6 +369,15 @@ class TestHandshake:
         error = await self.explained(replace(alpha, address=f"127.0.0.1:{port}"))
         await server.stop(0)
         assert type(error) is Stranger
+
+    async def test_a_connection_that_breaks_off(self, federation: Federation) -> None:
+        identity = await federation.join("alpha")
+        error = grpc.aio.AioRpcError(
+            grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), details="Socket closed"
+        )
+        explained = explain_connection_error(error, identity)
+        assert type(explained) is Unavailable
+        assert "trying again is right" in str(explained)
 
     async def test_nobody_listens(self, federation: Federation) -> None:
         error = await self.explained(replace(await federation.join("alpha"), address="127.0.0.1:1"))
