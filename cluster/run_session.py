@@ -163,7 +163,7 @@ class RunSession:
 
     def _write_update(self, request: Train, base: ModelFile, training: Training) -> int:
         """Encode the difference to the base into the request's file; its crc32."""
-        rounding = Rounding(rounding_key(training.secret, self.run, request.round))
+        rounding = Rounding(rounding_key(training.secret, request.round))
         trained = {name: tensor.detach() for name, (tensor, _) in state_of(self.model).items()}
         with create_update(Path(request.out_path), self.layout.num_bytes) as out:
             encode_update(

@@ -282,7 +282,7 @@ class Coordinator:
         driver.summary.site_is(site, "declined", detail=reason)
         self._make_offers()
 
-    # --- what drivers need (`driver.Surroundings`) ------------------------------------------------------------------
+    # --- what drivers need (`surroundings.Surroundings`) ------------------------------------------------------------------
 
     def send(self, site: str, **body: object) -> None:
         self.sessions.send(site, **body)

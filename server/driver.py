@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from atoll.aggregation.schedule import Committed, Left, Ready, TimerFired
 from atoll.server.events import (
@@ -27,14 +27,16 @@ from atoll.server.events import (
 from atoll.server.models import RunModels
 from atoll.server.pipeline import Pipeline
 from atoll.server.records import RoundRow, RunRow
-from atoll.server.round import Metrics, Round
-from atoll.server.run import (
+from atoll.server.round import Round
+from atoll.server.run import advance, begin, end_of, outstanding, replay
+from atoll.server.run_state import (
     AnnounceCommit,
     ArmTimer,
     CommitRound,
     EndRun,
     EvaluateHere,
     OpenRound,
+    Outcome,
     Phase,
     Plan,
     RunAction,
@@ -42,13 +44,10 @@ from atoll.server.run import (
     SendTask,
     Task,
     WithdrawTask,
-    advance,
-    begin,
-    outstanding,
-    replay,
 )
 from atoll.server.store import Store
 from atoll.server.summary import RunSummary
+from atoll.server.surroundings import Surroundings
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import DiskFull, RemoteError, Stale, TooFewSites, Unavailable, to_detail
 from atoll.wire.job import Job
@@ -60,34 +59,6 @@ DISK_PATIENCE_S = 5.0  # between tries while the disk is full; a person frees sp
 EVALUATION_PATIENCE_S = 300.0  # how long a run that has its last version waits for evaluations
 
 T = TypeVar("T")
-
-
-class Surroundings(Protocol):
-    """What a run needs of the server around it."""
-
-    def send(self, site: str, **body: object) -> None:
-        """Queue a control message for a site, if it is attached."""
-        ...
-
-    def withdraw_transfers(self, run: str, site: str | None, reason: RemoteError) -> None:
-        """Take back the grants of a site in a run, or of all sites."""
-        ...
-
-    def shortfall(self, run: str) -> str:
-        """Who is missing for this run to start, and why, in words."""
-        ...
-
-    async def evaluate(self, driver: RunDriver, job: Job, version: int) -> Metrics:
-        """Metric sums of a version on the server's own data."""
-        ...
-
-    def transferred(self, run: str) -> tuple[int, int]:
-        """Bytes received and sent for this run since the server started."""
-        ...
-
-    def run_ended(self, run: str) -> None:
-        """The run holds no places at its sites any more."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,11 +99,19 @@ class RunDriver:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._started = asyncio.Event()
+        self._over = False  # nobody reads the inbox any more
 
     # --- from outside -----------------------------------------------------------------------------------------------
 
     def tell(self, event: RunEvent | None, then: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Put an event in the run's queue; `then` runs once the event is durable and before its consequences."""
+        """Put an event in the run's queue; `then` runs once the event is durable and before its consequences.
+
+        Of a run that is over events change nothing; `then` still runs, and finds the state that the run ended with.
+        """
+        if self._over:
+            if then is not None:
+                self._spawn(then())
+            return
         self._inbox.put_nowait(_Item(event=event, then=then))
 
     @property
@@ -189,6 +168,15 @@ class RunDriver:
             await self._break(f"{type(error).__name__}: {error}")
         finally:
             self._quiet()
+        await self._answer_the_rest()
+
+    async def _answer_the_rest(self) -> None:
+        """Whoever waits for an event that came too late is told so by the state of the run."""
+        self._over = True
+        while not self._inbox.empty():
+            item = self._inbox.get_nowait()
+            if item.then is not None:
+                await item.then()
 
     async def _go_on(self) -> None:
         entries = await asyncio.to_thread(self._store.events, self.run)
@@ -197,7 +185,7 @@ class RunDriver:
         self.models.prepare()
         self._started.set()
         if self.state.phase is Phase.ENDED:  # killed between the last event and the status that people see
-            await self._act(EndRun(outcome=self.state.outcome, reason=self.state.reason))
+            await self._act(end_of(self.state))
         for action in outstanding(self.plan, self.state):
             await self._act(action)
         if self.state.phase is Phase.WAITING:
@@ -341,8 +329,7 @@ class RunDriver:
 
     async def _end(self, action: EndRun) -> None:
         status = action.outcome.value
-        kind = TooFewSites if action.outcome.value == "failed" else Unavailable
-        reason = to_detail(kind(action.reason, run=self.run)) if action.reason else None
+        reason = to_detail(_why(action, self.run)) if action.reason else None
         await self._durably(self._store.set_status, self.run, status, reason.SerializeToString() if reason else None)
         for number in list(self.summary.open_rounds):
             self.pipeline.drop(number)
@@ -388,3 +375,11 @@ class RunDriver:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _why(action: EndRun, run: str) -> RemoteError:
+    """Why a run ended early, in the form that people and sites are told."""
+    if action.our_fault:
+        return Unavailable(action.reason, run=run)
+    kind = TooFewSites if action.outcome is Outcome.FAILED else Stale
+    return kind(action.reason, run=run)

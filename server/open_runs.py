@@ -7,17 +7,18 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 
 from atoll.aggregation.strategy import resolve
-from atoll.server.driver import RunDriver, Surroundings
+from atoll.server.driver import RunDriver
 from atoll.server.events import StopAsked
 from atoll.server.models import RunModels
 from atoll.server.pipeline import Pipeline
 from atoll.server.records import OPEN_STATUSES, RunRow
-from atoll.server.run import Plan
+from atoll.server.run_state import Plan
 from atoll.server.security import Caller
 from atoll.server.settings import ServerFolder, ServerSettings
 from atoll.server.store import Store
 from atoll.server.submission import Submission, read_submission
 from atoll.server.summary import RunSummary
+from atoll.server.surroundings import Surroundings
 from atoll.server.transfers import Sink, Transfers
 from atoll.wire import runs_pb2
 from atoll.wire.errors import NotAllowed, Stale, TooLarge, Unknown

@@ -9,7 +9,7 @@ from atoll.server.driver import RunDriver
 from atoll.server.events import SiteEvaluated, TaskLost, UpdateAccepted
 from atoll.server.open_runs import OpenRuns
 from atoll.server.round import Metrics
-from atoll.server.run import Task
+from atoll.server.run_state import Task
 from atoll.server.sessions import Session, Sessions
 from atoll.server.transfers import Transfers, Whole
 from atoll.server.validate import Standing, standing_of

@@ -13,9 +13,8 @@ gives what was still to be done. An event that changes nothing returns the state
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from atoll.aggregation.schedule import (
     Accepted,
@@ -29,7 +28,6 @@ from atoll.aggregation.schedule import (
     Joined,
     Left,
     Ready,
-    Schedule,
     SetTimer,
     Stop,
     TimerFired,
@@ -46,127 +44,25 @@ from atoll.server.events import (
     UpdateAccepted,
     WaitEnded,
 )
-from atoll.server.round import Metrics, Round, Update
+from atoll.server.round import Round, Update
+from atoll.server.run_state import (
+    AnnounceCommit,
+    ArmTimer,
+    CommitRound,
+    EndRun,
+    EvaluateHere,
+    Evaluation,
+    OpenRound,
+    Outcome,
+    Phase,
+    Plan,
+    RunAction,
+    RunState,
+    SendTask,
+    Task,
+    WithdrawTask,
+)
 
-
-class Phase(StrEnum):
-    WAITING = "queued"
-    RUNNING = "running"
-    FINISHING = "finishing"
-    ENDED = "ended"
-
-
-class Outcome(StrEnum):
-    NONE = ""
-    FINISHED = "finished"
-    FAILED = "failed"
-    STOPPED = "stopped"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What stays the same for the whole run."""
-
-    schedule: Schedule[Any]
-    num_rounds: int
-    seed: int
-    evaluate_every: int
-    evaluate_at_sites: bool
-    evaluate_at_server: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """One thing asked of one site. A higher attempt makes the ones before it void."""
-
-    task: str
-    attempt: int
-    site: str
-    kind: Literal["train", "evaluate"]
-    round: int
-    base_version: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """What is known of one committed version."""
-
-    round: int
-    by_site: Mapping[str, Metrics] = field(default_factory=dict)
-    at_server: Metrics = field(default_factory=dict)
-    server_pending: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunState:
-    phase: Phase
-    outcome: Outcome = Outcome.NONE
-    reason: str = ""
-    schedule: Any
-    members: Mapping[str, Joined] = field(default_factory=dict)  # present ones, by site
-    former: Mapping[str, Joined] = field(default_factory=dict)  # those that left and may come back
-    tasks: Mapping[str, Task] = field(default_factory=dict)  # open ones, by task id
-    rounds: Mapping[int, Round] = field(default_factory=dict)  # open and closing ones
-    committed: Round | None = None  # the last one
-    version: int = 0
-    timers: Mapping[str, float] = field(default_factory=dict)  # name -> seconds, as set
-    evaluations: Mapping[int, Evaluation] = field(default_factory=dict)  # by version; the newest two
-
-
-# --- what is to be done ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendTask:
-    task: Task
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WithdrawTask:
-    task: Task
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenRound:
-    """Get ready to fold updates of this round (or of its larger cohort)."""
-
-    round: Round
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitRound:
-    """Combine the updates of `round.closing`, make the next version durable, then report Committed."""
-
-    round: Round
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmTimer:
-    name: str
-    after_s: float  # 0 disarms
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluateHere:
-    """Judge this version on the server's side."""
-
-    version: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnnounceCommit:
-    round: int
-    version: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndRun:
-    outcome: Outcome
-    reason: str
-
-
-RunAction = SendTask | WithdrawTask | OpenRound | CommitRound | ArmTimer | EvaluateHere | AnnounceCommit | EndRun
 Step = tuple[RunState, tuple[RunAction, ...]]
 
 
@@ -189,6 +85,11 @@ def replay(plan: Plan, events: Sequence[RunEvent]) -> RunState:
     for event in events:
         state, _ = advance(plan, state, event)
     return state
+
+
+def end_of(state: RunState) -> EndRun:
+    """What is to be done about a run that is over."""
+    return EndRun(outcome=state.outcome, reason=state.reason, our_fault=state.our_fault)
 
 
 def outstanding(plan: Plan, state: RunState) -> tuple[RunAction, ...]:
@@ -365,7 +266,7 @@ def _stop_asked(plan: Plan, state: RunState, event: StopAsked) -> Step:
 
 
 def _broken(plan: Plan, state: RunState, event: Broken) -> Step:
-    return _end(state, Outcome.FAILED, event.reason)
+    return _end(replace(state, our_fault=True), Outcome.FAILED, event.reason)
 
 
 _TABLE: Mapping[type, Callable[[Plan, RunState, Any], Step]] = {
@@ -454,7 +355,7 @@ def _finish_if_done(plan: Plan, state: RunState) -> Step:
 
 def _end(state: RunState, outcome: Outcome, reason: str) -> Step:
     state = replace(state, phase=Phase.ENDED, outcome=outcome, reason=reason, tasks={}, rounds={}, timers={})
-    return state, (EndRun(outcome=outcome, reason=reason),)
+    return state, (end_of(state),)
 
 
 def _without(tasks: Mapping[str, Task], gone: Sequence[Task]) -> dict[str, Task]:

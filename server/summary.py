@@ -10,7 +10,7 @@ from atoll.aggregation.metrics import combine_metrics
 from atoll.server.events import EvaluationEnded, RunEvent, ServerEvaluated, SiteEvaluated
 from atoll.server.records import RoundRow, RunRow
 from atoll.server.round import Metrics, Round
-from atoll.server.run import RunState
+from atoll.server.run_state import RunState
 from atoll.wire import control_pb2, errors_pb2, runs_pb2
 from atoll.wire.errors import Unavailable, to_detail
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from enum import Enum
 
-from atoll.server.run import Phase, RunState
+from atoll.server.run_state import Phase, RunState
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import BadUpdate, NotAllowed, RemoteError, Stale, TooLarge
 

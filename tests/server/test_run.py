@@ -21,7 +21,8 @@ from atoll.server.events import (
     decode_event,
     encode_event,
 )
-from atoll.server.run import (
+from atoll.server.run import advance, begin, outstanding, replay
+from atoll.server.run_state import (
     AnnounceCommit,
     CommitRound,
     EndRun,
@@ -34,10 +35,6 @@ from atoll.server.run import (
     RunState,
     SendTask,
     WithdrawTask,
-    advance,
-    begin,
-    outstanding,
-    replay,
 )
 
 

@@ -1,0 +1,133 @@
+"""What a run is made of, as values: its plan, its tasks, its state, and the things that are to be done about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+from atoll.aggregation.schedule import Joined, Schedule
+from atoll.server.round import Metrics, Round
+
+
+class Phase(StrEnum):
+    WAITING = "queued"
+    RUNNING = "running"
+    FINISHING = "finishing"
+    ENDED = "ended"
+
+
+class Outcome(StrEnum):
+    NONE = ""
+    FINISHED = "finished"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What stays the same for the whole run."""
+
+    schedule: Schedule[Any]
+    num_rounds: int
+    seed: int
+    evaluate_every: int
+    evaluate_at_sites: bool
+    evaluate_at_server: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One thing asked of one site. A higher attempt makes the ones before it void."""
+
+    task: str
+    attempt: int
+    site: str
+    kind: Literal["train", "evaluate"]
+    round: int
+    base_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What is known of one committed version."""
+
+    round: int
+    by_site: Mapping[str, Metrics] = field(default_factory=dict)
+    at_server: Metrics = field(default_factory=dict)
+    server_pending: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    phase: Phase
+    outcome: Outcome = Outcome.NONE
+    reason: str = ""
+    our_fault: bool = False  # it failed since the server could not go on, not for want of sites
+    schedule: Any
+    members: Mapping[str, Joined] = field(default_factory=dict)  # present ones, by site
+    former: Mapping[str, Joined] = field(default_factory=dict)  # those that left and may come back
+    tasks: Mapping[str, Task] = field(default_factory=dict)  # open ones, by task id
+    rounds: Mapping[int, Round] = field(default_factory=dict)  # open and closing ones
+    committed: Round | None = None  # the last one
+    version: int = 0
+    timers: Mapping[str, float] = field(default_factory=dict)  # name -> seconds, as set
+    evaluations: Mapping[int, Evaluation] = field(default_factory=dict)  # by version; the newest two
+
+
+# --- what is to be done ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendTask:
+    task: Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WithdrawTask:
+    task: Task
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRound:
+    """Get ready to fold updates of this round (or of its larger cohort)."""
+
+    round: Round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRound:
+    """Combine the updates of `round.closing`, make the next version durable, then report Committed."""
+
+    round: Round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmTimer:
+    name: str
+    after_s: float  # 0 disarms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateHere:
+    """Judge this version on the server's side."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnounceCommit:
+    round: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRun:
+    outcome: Outcome
+    reason: str
+    our_fault: bool = False
+
+
+RunAction = SendTask | WithdrawTask | OpenRound | CommitRound | ArmTimer | EvaluateHere | AnnounceCommit | EndRun

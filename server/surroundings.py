@@ -1,0 +1,40 @@
+"""What a run needs of the server around it, as a protocol: so that a driver can be run without sites."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from atoll.server.round import Metrics
+from atoll.wire.errors import RemoteError
+from atoll.wire.job import Job
+
+if TYPE_CHECKING:
+    from atoll.server.driver import RunDriver
+
+
+class Surroundings(Protocol):
+    """What a run needs of the server around it."""
+
+    def send(self, site: str, **body: object) -> None:
+        """Queue a control message for a site, if it is attached."""
+        ...
+
+    def withdraw_transfers(self, run: str, site: str | None, reason: RemoteError) -> None:
+        """Take back the grants of a site in a run, or of all sites."""
+        ...
+
+    def shortfall(self, run: str) -> str:
+        """Who is missing for this run to start, and why, in words."""
+        ...
+
+    async def evaluate(self, driver: RunDriver, job: Job, version: int) -> Metrics:
+        """Metric sums of a version on the server's own data."""
+        ...
+
+    def transferred(self, run: str) -> tuple[int, int]:
+        """Bytes received and sent for this run since the server started."""
+        ...
+
+    def run_ended(self, run: str) -> None:
+        """The run holds no places at its sites any more."""
+        ...
