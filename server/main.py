@@ -13,7 +13,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -128,12 +128,13 @@ class Server:
             PortInUse: another process listens there.
             LocalError: the address is not this machine's, or needs rights that this process has not.
         """
+        for key in ("listen", "enrolment_listen"):
+            check_bind(getattr(self._settings, key), key)  # gRPC would not say why, and log on its own
         identify = by_claim if self._settings.plaintext else by_certificate(self._store, self._settings.federation)
         self._members = grpc.aio.server(interceptors=[Gate(identify)], options=server_options())
         self._newcomers = grpc.aio.server(interceptors=[Gate(as_stranger)], options=server_options())
-        self.port = self._bind(
-            self._members, "listen", None if self._settings.plaintext else self._credentials(require_client=True)
-        )
+        credentials = None if self._settings.plaintext else self._credentials(require_client=True)
+        self.port = self._bind(self._members, "listen", credentials)
         self.enrolment_port = self._bind(self._newcomers, "enrolment_listen", self._credentials(require_client=False))
         self._add_services(self._members, self._newcomers)
         await self.coordinator.start()
@@ -160,8 +161,9 @@ class Server:
                 port = server.add_secure_port(address, credentials)
         except RuntimeError:
             port = 0
-        if not port:
-            raise explain_bind(address, key)
+        if not port:  # taken since the check
+            check_bind(address, key)
+            raise _in_use(f"{key} = {address}")
         return port
 
     def _add_services(self, members: grpc.aio.Server, newcomers: grpc.aio.Server) -> None:
@@ -183,8 +185,13 @@ class Server:
         members.add_generic_rpc_handlers((transfer_handlers(upload, transfers.download),))
 
 
-def explain_bind(address: str, key: str) -> LocalError:
-    """Why an address cannot be listened on, found by trying once more without gRPC, which does not say."""
+def check_bind(address: str, key: str) -> None:
+    """Tries an address without listening on it; `key` names the setting in errors.
+
+    Raises:
+        PortInUse: another process listens there.
+        LocalError: it is not this machine's, or needs rights that this process has not.
+    """
     host, port = parse_address(address)
     try:
         family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -192,22 +199,20 @@ def explain_bind(address: str, key: str) -> LocalError:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(where)
     except OSError as error:
-        return _bind_error(error, address, key)
-    return PortInUse(f"{key} = {address}: another process listens there; end it, or choose another port in server.toml")
+        raise _bind_error(error, f"{key} = {address}") from None
 
 
-_BIND_ADVICE: dict[int, Callable[[str], LocalError]] = {
-    errno.EADDRINUSE: lambda at: PortInUse(
-        f"{at}: another process listens there; end it, or choose another port in server.toml"
-    ),
-    errno.EACCES: lambda at: LocalError(f"{at}: this user may not take that port; choose one above 1023"),
-    errno.EADDRNOTAVAIL: lambda at: LocalError(
-        f"{at}: this machine does not have that address; use 0.0.0.0 for all that it has"
-    ),
-}
+def _bind_error(error: OSError, at: str) -> LocalError:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return _in_use(at)
+        case errno.EACCES:
+            return LocalError(f"{at}: this user may not take that port; choose one above 1023")
+        case errno.EADDRNOTAVAIL:
+            return LocalError(f"{at}: this machine does not have that address; use 0.0.0.0 for all that it has")
+        case _:
+            return LocalError(f"{at}: cannot listen there: {error.strerror}; check the address")
 
 
-def _bind_error(error: OSError, address: str, key: str) -> LocalError:
-    at = f"{key} = {address}"
-    advice = _BIND_ADVICE.get(error.errno or 0)
-    return advice(at) if advice else LocalError(f"{at}: cannot listen there: {error.strerror}; check the address")
+def _in_use(at: str) -> PortInUse:
+    return PortInUse(f"{at}: another process listens there; end it, or choose another port in server.toml")

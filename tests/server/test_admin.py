@@ -90,7 +90,7 @@ class Office:
         """One admin call. Raises the error that the server sent."""
         async with open_channel(identity) as channel:
             try:
-                return await getattr(admin_pb2_grpc.AdminStub(channel), method)(request, timeout=10)  # type: ignore[no-untyped-call]
+                return await getattr(admin_pb2_grpc.AdminStub(channel), method)(request, timeout=10)
             except grpc.aio.AioRpcError as error:
                 raise from_rpc(error) from None
 
@@ -134,11 +134,11 @@ async def office(tmp_path: Path) -> AsyncIterator[Office]:
         office.address, office.enrolment_address = members_port, newcomers_port
         await members_start(
             lambda server: (
-                admin_pb2_grpc.add_AdminServicer_to_server(admin, server),  # type: ignore[no-untyped-call]
-                enrolment_pb2_grpc.add_RenewalServicer_to_server(renewal, server),  # type: ignore[no-untyped-call]
+                admin_pb2_grpc.add_AdminServicer_to_server(admin, server),
+                enrolment_pb2_grpc.add_RenewalServicer_to_server(renewal, server),
             )
         )
-        await newcomers_start(lambda server: enrolment_pb2_grpc.add_EnrolmentServicer_to_server(newcomers, server))  # type: ignore[no-untyped-call]
+        await newcomers_start(lambda server: enrolment_pb2_grpc.add_EnrolmentServicer_to_server(newcomers, server))
         yield office
     store.close()
 
@@ -223,7 +223,7 @@ class TestJoining:
         options = (("grpc.ssl_target_name_override", "server.atoll"),)
         async with grpc.aio.secure_channel(office.enrolment_address, credentials, options=options) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await enrolment_pb2_grpc.EnrolmentStub(channel).Enrol(request, timeout=10)  # type: ignore[no-untyped-call]
+                await enrolment_pb2_grpc.EnrolmentStub(channel).Enrol(request, timeout=10)
         assert isinstance(from_rpc(caught.value), Malformed)
         await asyncio.to_thread(enrol, token, office.folder / "site-1", roles=ROLES)
 
