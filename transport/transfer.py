@@ -20,6 +20,7 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
+from atoll.transport.call_end import CallEnd
 from atoll.transport.durable import disk_errors, private_folder, sync_file, sync_folder
 from atoll.transport.intake import Intake
 from atoll.transport.staging import StagingPool, StagingSlot
@@ -71,26 +72,18 @@ async def upload(
         raise LocalError(f"{path}: has {path.stat().st_size} bytes, the grant is for {grant.num_bytes}")
     method: Any = channel.stream_unary(UPLOAD_METHOD, response_deserializer=TransferStatus.FromString)
     call = method(metadata=[(GRANT_METADATA_KEY, grant.grant), *metadata])
+    end = CallEnd(call)
     try:
         async with aclosing(frames(path, 0, grant.num_bytes, grant.offset, frame_bytes=frame_bytes)) as stream:
             async for frame in stream:
                 await call.write(frame)
         await call.done_writing()
-    except asyncio.InvalidStateError:
-        pass  # the server has answered before the end: its answer says why
-    except grpc.aio.AioRpcError as error:
-        raise from_rpc(error) from None
+        status: TransferStatus = await call
+    except (asyncio.InvalidStateError, grpc.aio.InternalError, grpc.aio.AioRpcError):  # the call is over
+        raise await end.error() from None
     except BaseException:
         call.cancel()
         raise
-    return await _answer(call)
-
-
-async def _answer(call: Any) -> TransferStatus:
-    try:
-        status: TransferStatus = await call
-    except grpc.aio.AioRpcError as error:
-        raise from_rpc(error) from None
     return status
 
 
