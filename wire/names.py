@@ -15,7 +15,8 @@ from atoll.wire.errors import Malformed
 
 SITE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")  # as a DNS label, which certificates carry
 LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}")  # apps, scripts, data, jobs
-TASK_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+TASK_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")  # holds a round and a site's name
+PART_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")  # payloads, requests
 RUN_ID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")  # a ULID: Crockford's base 32, which has no I, L, O, U
 SHA256_HEX = re.compile(r"[0-9a-f]{64}")
 ORGANISATION_CHARACTERS = 128
@@ -43,18 +44,18 @@ def check_label(name: str, field: str) -> str:
 
 
 def check_task_id(name: str) -> str:
-    """The id of a task within its run: 1 to 64 characters, alphabet of `check_label`. Raises Malformed."""
-    return _matching(TASK_ID, name, "task", "1 to 64 of A-Z, a-z, 0-9 and . _ -, a letter, digit or _ first")
+    """The id of a task within its run: 1 to 96 characters, alphabet of `check_label`. Raises Malformed."""
+    return _matching(TASK_ID, name, "task", "1 to 96 of A-Z, a-z, 0-9 and . _ -, a letter, digit or _ first")
 
 
 def check_payload_name(name: str) -> str:
     """The name of a result's payload: 1 to 64 characters, alphabet of `check_label`. Raises Malformed."""
-    return _matching(TASK_ID, name, "payload", "1 to 64 of A-Z, a-z, 0-9 and . _ -, a letter, digit or _ first")
+    return _matching(PART_NAME, name, "payload", "1 to 64 of A-Z, a-z, 0-9 and . _ -, a letter, digit or _ first")
 
 
 def check_request_id(name: str) -> str:
-    """The id by which a submission is repeated safely: 1 to 64 characters, as task ids. Raises Malformed."""
-    return _matching(TASK_ID, name, "request", "1 to 64 of A-Z, a-z, 0-9 and . _ -, a letter, digit or _ first")
+    """The id by which a submission is repeated safely: 1 to 64 characters, alphabet of `check_label`. Raises Malformed."""
+    return _matching(PART_NAME, name, "request", "1 to 64 of A-Z, a-z, 0-9 and . _ -, a letter, digit or _ first")
 
 
 def check_run_id(name: str) -> str:

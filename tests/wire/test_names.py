@@ -13,7 +13,10 @@ from atoll.wire.errors import Malformed
 
 CHECKS: dict[Callable[[str], str], tuple[list[str], list[str]]] = {
     names.check_site_name: (["a", "site-1", "0", "a" * 63], ["", "A", "-a", "a-", "a" * 64, "a.b", "ä", "a\n"]),
-    names.check_task_id: (["train-1", "a" * 64, "_"], ["", "..", ".a", "-a", "a/b", "a" * 65, "a\x00", "a\n"]),
+    names.check_task_id: (
+        ["r1000000." + "a" * 63, "a" * 96, "_"],
+        ["", "..", ".a", "-a", "a/b", "a" * 97, "a\x00", "a\n"],
+    ),
     names.check_payload_name: (["update"], ["", "../x", "up date"]),
     names.check_request_id: (["01JD"], ["", "a" * 65]),
     names.check_organisation: (["St. Mary's Höspital"], ["", " a", "a ", "a\x1b[2J", "a" * 129]),
