@@ -23,26 +23,11 @@ import grpc.aio
 from atoll.transport.call_end import CallEnd
 from atoll.transport.durable import disk_errors, private_folder, sync_file, sync_folder
 from atoll.transport.intake import Intake
-from atoll.transport.staging import StagingPool, StagingSlot
+from atoll.transport.staging import StagingSlot
 from atoll.wire.control_pb2 import Grant
 from atoll.wire.errors import BadFrame, DiskFull, LocalError, RemoteError, Stale, Unavailable, from_rpc
 from atoll.wire.frames import FRAME_BYTES, encode_frame
 from atoll.wire.transfer_pb2 import DownloadRequest, TransferStatus
-
-__all__ = [
-    "DOWNLOAD_METHOD",
-    "GRANT_METADATA_KEY",
-    "UPLOAD_METHOD",
-    "StagingPool",
-    "StagingSlot",
-    "Withdrawal",
-    "download",
-    "frames",
-    "partial_bytes",
-    "receive",
-    "transfer_handlers",
-    "upload",
-]
 
 _SERVICE = "atoll.wire.Transfer"
 UPLOAD_METHOD = f"/{_SERVICE}/Upload"
