@@ -54,7 +54,7 @@ class Train:
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     kind: Literal["train"] = "train"
-    key: str  # names the task and attempt; comes back in answers
+    key: str  # names the task and attempt, comes back in answers; never used twice
     round: Annotated[int, Field(ge=1)]
     base_version: _Count
     base_path: str  # model file of the base version

@@ -7,14 +7,14 @@ is on the disk (`SiteState`) and nowhere else, so a worker that was killed and s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
@@ -66,8 +66,10 @@ class RunSession:
     device: torch.device
     app: App
     model: nn.Module
+    transient: Mapping[str, Tensor]  # non-persistent buffers as they were when the model was new
     state: SiteState
     training: Training | None
+    test_data: Dataset[Any] | None
 
     def prepared(self) -> Prepared:
         """What the agent wants to know before it accepts the run."""
@@ -117,12 +119,11 @@ class RunSession:
         Raises:
             BadUpdate: a metric is not finite.
         """
-        dataset = self.app.data("test")
-        if dataset is None:
+        if self.test_data is None:
             return Evaluated(key=request.key, metrics={})
         with open_model(Path(request.base_path)) as base:
             self._load(base, self.state.load(request.round + 1))
-        metrics = evaluate(self.app, self.model, dataset, device=self.device, on_batch=lambda: on_step(0, 0))
+        metrics = evaluate(self.app, self.model, self.test_data, device=self.device, on_batch=lambda: on_step(0, 0))
         return Evaluated(key=request.key, metrics=metrics)
 
     def _require_training(self) -> Training:
@@ -152,11 +153,17 @@ class RunSession:
         return work
 
     def _load(self, base: ModelFile, kept: Kept) -> None:
-        """The base version's tensors, and in place of its local buffers those that this site has kept."""
+        """The base version's tensors, and in place of its local buffers those that this site has kept.
+
+        Buffers that are no part of the state start anew, as they would after a restart of the worker.
+        """
         self.manifest.require_same(base.manifest)
         load_state(self.manifest, base.map, self.model)
         tensors = state_of(self.model)
         with torch.no_grad():
+            for name, buffer in self.model.named_buffers():
+                if name in self.transient:
+                    buffer.copy_(self.transient[name])
             for spec in self.layout.absent:
                 if (own := kept.tensors.get(_BUFFER + spec.name)) is not None:
                     tensors[spec.name][0].copy_(own)
@@ -212,8 +219,10 @@ def open_session(request: Prepare) -> RunSession:
         device=device,
         app=app,
         model=model,
+        transient={name: buffer.clone() for name, buffer in model.named_buffers() if name not in model.state_dict()},
         state=SiteState(Path(request.state_folder)),
         training=_open_training(request, job, app, model) if request.training else None,
+        test_data=app.data("test") if job.evaluation.sites or not request.training else None,
     )
 
 

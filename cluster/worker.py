@@ -87,18 +87,19 @@ class Worker:
     def serve(self) -> None:
         """Returns when the agent says Close."""
         while not isinstance(request := self._inbox.requests.get(), Close | Cancel):
-            self._send(self._answer(request))
+            self._connection.sendall(self._answer(request))
 
-    def _answer(self, request: Prepare | Train | Evaluate) -> Answer:
+    def _answer(self, request: Prepare | Train | Evaluate) -> bytes:
         key = "prepare" if isinstance(request, Prepare) else request.key
         try:
-            return self._do(request)
+            return encode(self._do(request))
         except AtollError as error:
             log.error("%s %s: %s", request.kind, key, error)
-            return Failed.of(key, self._placed(error, request))
+            return encode(Failed.of(key, self._placed(error, request)))
         except (Exception, SystemExit) as error:  # the user's code may raise anything; the worker lives on
             log.exception("%s %s", request.kind, key)
-            return Failed.of(key, self._placed(failure_of(error, f"app failed to {request.kind}"), request))
+            failure = failure_of(error, f"app failed to {request.kind}")
+            return encode(Failed.of(key, self._placed(failure, request)))
 
     def _do(self, request: Prepare | Train | Evaluate) -> Answer:
         if isinstance(request, Prepare):
@@ -123,7 +124,7 @@ class Worker:
                 raise Stale(f"task {key} was cancelled", field=key)
             if total and (time.monotonic() - last_s > PROGRESS_EVERY_S or done == total):
                 last_s = time.monotonic()
-                self._send(Progress(key=key, done=done, total=total))
+                self._connection.sendall(encode(Progress(key=key, done=done, total=total)))
 
         return on_step
 
@@ -134,9 +135,6 @@ class Worker:
             error.site, error.run = error.site or session.site, error.run or session.run
             error.round = error.round or getattr(request, "round", 0)
         return error
-
-    def _send(self, answer: Answer) -> None:
-        self._connection.sendall(encode(answer))
 
 
 def main() -> None:

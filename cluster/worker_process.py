@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -135,7 +136,9 @@ class WorkerProcess:
     def kill(self) -> None:
         """Kill the process now (SIGKILL); a call that waits for it raises WorkerDied."""
         if self._process and self._process.returncode is None:
-            self._process.kill()
+            # Not Popen.kill: it polls, and so may reap the process before asyncio does, which then loses its exit code.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
 
     # ---------------------------------------------------------------------------------------------------------------
 
@@ -153,11 +156,11 @@ class WorkerProcess:
             # A session of its own: Ctrl-C in the agent's terminal is the agent's to handle.
             return await asyncio.create_subprocess_exec(
                 self._python, "-P", "-m", "atoll.cluster.worker", "--socket", socket_path,
-                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment(),
+                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment(),
                 start_new_session=True,
             )  # fmt: skip
 
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         passed = {
             name: value
             for name, value in os.environ.items()

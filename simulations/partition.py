@@ -56,9 +56,9 @@ def dirichlet(
 
 def _dataset(labels: NDArray[Any]) -> Dataset:
     """The labels and their indices as the partitioners want them."""
-    from datasets import Dataset  # type: ignore[import-untyped]
+    from datasets import Dataset
 
-    class Labels(Dataset):
+    class Labels(Dataset):  # type: ignore[misc]
         def __getitem__(self, key: Any) -> Any:
             """A column at once: partitioners make an array of it, which asks for 60,000 labels one by one (16 s)."""
             whole = super().__getitem__(slice(None))
