@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 from atoll.aggregation.layout import UpdateLayout, update_layout
 from atoll.aggregation.next_model import next_model
+from atoll.aggregation.optimizer_state import OptimizerState
 from atoll.aggregation.reducers import Reduction
-from atoll.aggregation.server_optimizers import OptimizerState, initial_state
 from atoll.aggregation.strategy import Strategy
 from atoll.server.models import RunModels
 from atoll.server.round import Round
-from atoll.wire.errors import BadUpdate, LocalError
+from atoll.wire.errors import BadUpdate
 from atoll.wire.manifest import Manifest
 from atoll.wire.model_file import crc32_of_buffer
 
@@ -140,10 +140,5 @@ class Pipeline:
         if self._optimizer_state is not None and self._optimizer_state[0] == version:
             return self._optimizer_state[1]
         if version == 0:
-            return initial_state(self._strategy.optimizer, self._manifest)
-        state = OptimizerState.read(self._models.optimizer_path(version))
-        if (state.optimizer, state.schema_hash) != (self._strategy.optimizer.name, self._manifest.schema_hash):
-            raise LocalError(
-                f"{self._models.optimizer_path(version)}: belongs to another run; restore it from a backup"
-            )
-        return state
+            return self._strategy.optimizer.init(self._manifest)
+        return OptimizerState.load(self._models.optimizer_path(version), self._strategy.optimizer, self._manifest)

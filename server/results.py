@@ -43,7 +43,7 @@ class Results:
             error = from_detail(failed.error)
             log.warning("run %s: task %s failed at %s: %s", driver.run, task.task, site, error.message)
             self._lose(driver, site, failed.key, error)
-        self._verdict(site, failed.key, released=True)
+        self._release(site, failed.key)
 
     async def fetch(self, session: Session, fetch: pb.Fetch) -> None:
         """Queue a download, or say why there is none."""
@@ -63,7 +63,7 @@ class Results:
         """A result: its upload is queued, or it has its verdict at once. The same result again is harmless."""
         driver = self._runs.get(result.key.run)
         if driver is None:
-            self._verdict(site, result.key, released=True)
+            self._release(site, result.key)
             return
         update_bytes = driver.pipeline.update_bytes
         try:
@@ -74,14 +74,14 @@ class Results:
         round_ = driver.state.rounds.get(result.round)
         lacking = round_ is not None and site in driver.pipeline.lacks(round_)
         if standing is Standing.RELEASED:
-            self._verdict(site, result.key, released=True)
+            self._release(site, result.key)
         elif not result.payloads:
             self._evaluated(driver, site, result)
         elif standing is Standing.NEW or lacking:
             driver.summary.site_is(site, "sending")
             self._transfers.ask_up(site, result.key, result.payloads[0], self._taker(driver, site, result))
         else:
-            self._verdict(site, result.key, accepted=True)
+            self._confirm(site, result.key)
 
     # --- evaluation -------------------------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class Results:
 
         async def release() -> None:
             driver.summary.site_is(site, "ready")
-            self._verdict(site, key, released=True)
+            self._release(site, key)
 
         driver.tell(event, release)
 
@@ -133,7 +133,7 @@ class Results:
                     raise
             else:
                 driver.summary.site_is(site, "accepted")
-                self._verdict(site, key, accepted=True)
+                self._confirm(site, key)
                 done.set_result(None)
 
         event = UpdateAccepted(
@@ -161,8 +161,11 @@ class Results:
             driver.summary.site_is(site, "failed", detail=error.message)
             driver.tell(TaskLost(task=key.task, attempt=key.attempt, site=site, reason=error.message))
 
-    def _verdict(self, site: str, key: pb.TaskKey, **outcome: bool) -> None:
-        self._sessions.send(site, verdict=pb.Verdict(key=key, **outcome))
+    def _confirm(self, site: str, key: pb.TaskKey) -> None:
+        self._sessions.send(site, verdict=pb.Verdict(key=key, accepted=True))
+
+    def _release(self, site: str, key: pb.TaskKey) -> None:
+        self._sessions.send(site, verdict=pb.Verdict(key=key, released=True))
 
     def _find(self, site: str, key: pb.TaskKey) -> tuple[RunDriver, Task] | None:
         """The open task that `key` names, where it is this site's newest attempt."""
