@@ -86,7 +86,7 @@ def _explain(error: ValidationError, key: str, kind: str, options: type[BaseMode
             f"{place}: {kind} has no such option; {hint}{more}",
             key=place,
             value=repr(fault["input"])[:80],
-            bound=", ".join(known),
+            bound=", ".join(known) or "no options",
         )
     if fault["type"] == "missing":
         return ConfigError(f"{place} is missing: {kind} needs it{more}", key=place, bound="a value")

@@ -107,7 +107,7 @@ def test_int8_is_reproducible_and_differs_by_round_and_site() -> None:
 
 def test_int8_draws_by_the_place_in_the_model() -> None:
     # A tensor at another place draws other numbers, whatever stands before it; so each rank can write its own slice.
-    encoding, values = codec("int8").encoding("float32"), random_state(layout_of(FLOATS).manifest, 3)["w"]  # type: ignore[attr-defined]
+    encoding, values = codec("int8").encoding("float32"), random_state(layout_of(FLOATS).manifest, 3)["w"]
     regions = [torch.zeros(encoding.num_bytes(300), dtype=torch.uint8) for _ in range(3)]
     rounding = Rounding(rounding_key(bytes(32), 1))
     encoding.encode(values, regions[0], 0, rounding, 4096)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from contracts.updates import CODECS, EVERY_DTYPE, SMALL, codec, layout_of
 
-from atoll.aggregation.layout import HEADER_BYTES, update_layout
+from atoll.aggregation.layout import HEADER_BYTES, MeanEntry, RawEntry, update_layout
 from atoll.wire.manifest import Manifest
 
 
@@ -11,7 +11,8 @@ def test_regions_follow_one_another_in_manifest_order_and_are_aligned() -> None:
     for name in CODECS:
         layout = layout_of(EVERY_DTYPE, name)
         order = {spec.name: place for place, spec in enumerate(layout.manifest)}
-        entries = sorted([*layout.means, *layout.raws], key=lambda entry: order[entry.spec.name])
+        entries: list[MeanEntry | RawEntry] = [*layout.means, *layout.raws]
+        entries.sort(key=lambda entry: order[entry.spec.name])
         end = HEADER_BYTES
         for entry in entries:
             assert 0 <= entry.offset - end < 16

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -118,20 +119,20 @@ def test_a_batch_norm_model_loads_strictly() -> None:
 
 @pytest.mark.parametrize("kind", ["adam", "adamw", "adagrad", "sgd"])
 def test_blocks_of_a_model_equal_torch_optim_on_the_whole_vector(kind: str) -> None:
-    options = {"momentum": 0.9, "nesterov": True} if kind == "sgd" else {}
-    torch_options = {"adam": {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-3}, "adamw": {"lr": 0.01, "betas": (0.9, 0.99),
-                     "eps": 1e-3}, "adagrad": {"lr": 0.01, "eps": 1e-3}, "sgd": {"lr": 1.0, **options}}[kind]  # fmt: skip
+    options: dict[str, Any] = {"momentum": 0.9, "nesterov": True} if kind == "sgd" else {}
+    adam = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-3}
+    references: dict[str, tuple[Any, dict[str, Any]]] = {
+        "adam": (torch.optim.Adam, adam),
+        "adamw": (torch.optim.AdamW, adam),
+        "adagrad": (torch.optim.Adagrad, {"lr": 0.01, "eps": 1e-3}),
+        "sgd": (torch.optim.SGD, {"lr": 1.0, **options}),
+    }
     layout = layout_of([entry for entry in SMALL if entry[1] == "float32" and entry[3] == "parameter"])
     manifest, by = layout.manifest, optimizer(kind, **options)
     data, state = model_bytes(manifest, random_state(manifest, 0)), by.init(manifest)
     whole = torch.frombuffer(bytearray(data), dtype=torch.float32)
-    classes = {
-        "adam": torch.optim.Adam,
-        "adamw": torch.optim.AdamW,
-        "adagrad": torch.optim.Adagrad,
-        "sgd": torch.optim.SGD,
-    }
-    reference = classes[kind]([whole], **torch_options)
+    make, torch_options = references[kind]
+    reference = make([whole], **torch_options)
     for round in range(4):
         base = {name: tensor.clone() for name, tensor in views(manifest, data, writable=True).items()}
         trained = [{name: tensor + noise[name] * 0.1 for name, tensor in base.items()} for noise in (

@@ -14,8 +14,10 @@ from atoll.aggregation import round_sum
 from atoll.aggregation.blocks import blocks
 from atoll.aggregation.layout import UpdateLayout
 from atoll.aggregation.round_sum import MAX_WEIGHT, RoundSum, quantum_exponent
+from atoll.wire.errors import BadUpdate
+from atoll.wire.manifest import Entry
 
-FLOAT64 = (("w", "float64", (3,), "parameter"), ("z", "complex128", (1,), "parameter"))
+FLOAT64: tuple[Entry, ...] = (("w", "float64", (3,), "parameter"), ("z", "complex128", (1,), "parameter"))
 
 
 def update(layout: UpdateLayout, values: Tensor) -> bytes:
@@ -53,12 +55,13 @@ def test_the_mean_is_the_exact_one_to_the_stated_error(values: list[float], weig
     total = RoundSum(vector(1), num_sites=len(values), max_weight=max(weights), bound=BOUND)
     for number, (value, weight) in enumerate(zip(values, weights, strict=True)):
         total.fold(f"s{number}", update(total.layout, torch.tensor([value])), weight)
-    exact = sum(Fraction(v) * w for v, w in zip(values, weights, strict=True)) / sum(weights)
+    exact = Fraction(sum(Fraction(v) * w for v, w in zip(values, weights, strict=True)), sum(weights))
     # docs/exact-sums.md: half a quantum and 2^-53 for each term, then 2^-52 of the result.
     scale = Fraction(max(weights), sum(weights))
     quantum = Fraction(2) ** quantum_exponent(BOUND, len(values))
     per_term = sum(
-        quantum / 2 + abs(Fraction(v)) * w / max(weights) * Fraction(2) ** -51 for v, w in zip(values, weights, strict=True)
+        quantum / 2 + abs(Fraction(v)) * w / max(weights) * Fraction(2) ** -51
+        for v, w in zip(values, weights, strict=True)
     )
     error = abs(Fraction(whole_mean(total).item()) - exact)
     assert error <= per_term * scale + abs(exact) * Fraction(2) ** -50
@@ -94,7 +97,7 @@ def test_float64_keeps_its_precision_whatever_the_quantum(values: list[float], s
     total = RoundSum(vector(1, "float64"), num_sites=4096, max_weight=1, bound=BOUND)
     for number, value in enumerate(values):
         total.fold(str(number), update(total.layout, torch.tensor([value], dtype=torch.float64)), 1)
-    exact = sum(Fraction(value) for value in values) / len(values)
+    exact = Fraction(sum(Fraction(value) for value in values), len(values))
     largest = max(abs(value) for value in values)
     # One limb would be wrong by 2^-41, about 5e-13.
     assert abs(Fraction(whole_mean(total).item()) - exact) <= 2.0**-51 * largest + 2.0**-90
@@ -246,7 +249,7 @@ def test_a_bool_is_nought_or_one() -> None:
     mask = torch.tensor([True, False, True, False])
     payload = bytearray(encoded(layout, {"mask": mask}, {"mask": mask}))
     payload[-1] = 2
-    with pytest.raises(round_sum.BadUpdate, match="bool"):
+    with pytest.raises(BadUpdate, match="bool"):
         RoundSum(layout, num_sites=1, max_weight=1, bound=BOUND).check(payload, 1)
 
 

@@ -1,0 +1,128 @@
+"""Every cell of the table of combinations runs here, or is refused with a reason."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from contracts.updates import BOUND, SMALL, encoded, random_state
+from torch import nn
+
+from atoll.aggregation import combinations, parts
+from atoll.aggregation.codecs.casts import Native
+from atoll.aggregation.combinations import Combined, refusal
+from atoll.aggregation.layout import update_layout
+from atoll.aggregation.next_model import next_model
+from atoll.aggregation.parts import build
+from atoll.aggregation.strategy import Accepted, Close, Dispatch, Joined, Ready, Strategy, resolve
+from atoll.wire.errors import ConfigError
+from atoll.wire.job import Job, parse_job
+from atoll.wire.manifest import Manifest
+from atoll.wire.tensors import views, write_state
+
+REQUIRED: dict[tuple[str, str], dict[str, Any]] = {("rule", "fedprox"): {"mu": 0.1}}
+MODEL = [entry for entry in SMALL if entry[0] != "head.weight"]
+BUFFERS = ("mean", "local", "first")
+CELLS = list(itertools.product(*(parts.BUILT_IN[part] for part in parts.BUILT_IN), BUFFERS))
+
+
+def job(cell: tuple[str, ...], *, server_evaluation: bool = False) -> Job:
+    names = zip(parts.BUILT_IN, cell, strict=False)
+    strategy = {part: {"kind": kind, **REQUIRED.get((part, kind), {})} for part, kind in names}
+    return parse_job(
+        {
+            "job": {"name": "cell", "app": "cell", "rounds": 1},
+            "strategy": {**strategy, "buffers": cell[-1]},
+            "evaluation": {"server": server_evaluation},
+        }
+    )
+
+
+@pytest.mark.parametrize("cell", CELLS, ids="-".join)
+def test_every_cell_runs_a_round_or_is_refused(cell: tuple[str, ...]) -> None:
+    strategy = resolve(job(cell))
+    one, other = one_round(strategy), one_round(resolve(job(cell)))
+    assert one == other
+    assert len(one) == Manifest.build(MODEL).num_bytes
+
+
+def one_round(strategy: Strategy) -> bytes:
+    """The bytes of version 1, by the way that a server and two sites go."""
+    manifest = Manifest.build(MODEL)
+    base, data = random_state(manifest, 0), bytearray(manifest.num_bytes)
+    write_state(manifest, base, data)
+    state = strategy.schedule.init(num_rounds=1, seed=0)
+    for site in ("a", "b"):
+        state, _ = strategy.schedule.on(state, Joined(site=site, max_weight=3, labels={}))
+    state, (dispatch, _) = strategy.schedule.on(state, Ready())
+    assert isinstance(dispatch, Dispatch)
+    layout = update_layout(manifest, strategy.codec, strategy.buffers)
+    total = strategy.reducer.init(
+        layout, num_sites=len(dispatch.sites), max_weight=dispatch.max_weight, bound=strategy.bound
+    )
+    actions: Any = ()
+    for seed, site in enumerate(dispatch.sites, start=1):
+        use(strategy)
+        payload = encoded(layout, base, random_state(manifest, seed), site=site, bound=BOUND)
+        total.check(payload, seed)
+        state, actions = strategy.schedule.on(state, Accepted(site=site, round=1, base_version=0, weight=seed))
+        total.fold(site, payload, seed)
+    assert isinstance(actions[-1], Close)
+    out = bytearray(manifest.num_bytes)
+    before = strategy.optimizer.init(manifest)
+    next_model(total, optimizer=strategy.optimizer, state=before, base=data, out=out, manifest=manifest)
+    assert all(torch.isfinite(t.float()).all() for t in views(manifest, out, writable=False).values())
+    return bytes(out)
+
+
+def use(strategy: Strategy) -> None:
+    model = nn.Linear(2, 2)
+    strategy.rule.begin(model)
+    model(torch.ones(1, 2)).sum().backward()
+    strategy.rule.before_step(model)
+    strategy.rule.after_step(model)
+    strategy.rule.end(model)
+
+
+class Sparse(Native):
+    """A codec whose values cannot be summed."""
+
+    def __init__(self) -> None:
+        super().__init__(Native.Options())
+        self.additive = False
+
+
+def combined(**changes: Any) -> Combined:
+    parts_: dict[str, Any] = {
+        "codec": build("codec", "native", {}),
+        "reducer": build("reducer", "mean", {}),
+        "buffers": "mean",
+        "server_evaluation": False,
+    }
+    return Combined(**{**parts_, **changes})
+
+
+def test_a_codec_that_cannot_be_summed_needs_another_reducer() -> None:
+    found = refusal(combined(codec=Sparse()))
+    assert found is not None
+    assert found.keys == ("strategy.codec", "strategy.reducer")
+    with pytest.raises(
+        ConfigError, match=r"strategy\.codec = 'sparse' with strategy\.reducer = 'mean': .*additive"
+    ) as caught:
+        combinations.require_allowed(combined(codec=Sparse()), {"strategy.codec": "sparse", "strategy.reducer": "mean"})
+    assert (caught.value.key, caught.value.value) == ("strategy.codec", "sparse")
+
+
+def test_local_buffers_cannot_be_judged_on_the_server() -> None:
+    with pytest.raises(
+        ConfigError, match=r"strategy\.buffers = 'local' with evaluation\.server = True: .*local buffers"
+    ):
+        resolve(job((*CELLS[0][:-1], "local"), server_evaluation=True))
+    resolve(job((*CELLS[0][:-1], "mean"), server_evaluation=True))
+
+
+def test_each_refusal_has_a_test_and_a_reason() -> None:
+    assert len(combinations.REFUSALS) == 2
+    assert all(len(found.reason) > 40 for found in combinations.REFUSALS)
