@@ -109,7 +109,10 @@ class Database:
                 yield connection
 
     def _claim(self) -> None:
-        """One server a PostgreSQL database: the lock of a session, which ends with its process."""
+        """One server a PostgreSQL database: the lock of a session, which ends with its process.
+
+        It guards against a mistake at the start, no more: a restart of PostgreSQL lets go of it.
+        """
         if self._engine.dialect.name != "postgresql":
             return
         with self._explained():

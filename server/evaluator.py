@@ -15,12 +15,13 @@ from atoll.cluster.messages import Evaluate, Prepare
 from atoll.cluster.worker_process import WorkerProcess
 from atoll.server.settings import ServerFolder, ServerSettings
 from atoll.server.store import Store
-from atoll.wire.errors import AppFailed, Unknown
+from atoll.wire.errors import AppFailed, RemoteError, Unknown
 from atoll.wire.job import Job
 from atoll.wire.manifest import Manifest
 
 log = logging.getLogger(__name__)
 
+PREPARE_TIMEOUT_S = 600.0  # loading an app and its data from a cold network disk
 MAX_WORKERS = 2  # each holds an app with its test data; runs side by side beyond that take turns
 
 
@@ -56,6 +57,8 @@ class Evaluator:
                     f"{self._settings.evaluation.timeout_s:g} s of server.toml; raise it, or use a smaller test set",
                     run=run,
                 ) from None
+            except RemoteError:
+                raise  # the app's fault: the worker has answered, and is good for the next version
             except BaseException:
                 await self._end(run)  # whatever state it is in, the next evaluation starts afresh
                 raise
@@ -85,7 +88,7 @@ class Evaluator:
         self._workers[run] = worker
         try:
             await worker.start()
-            await worker.prepare(request, timeout_s=self._settings.evaluation.timeout_s)
+            await worker.prepare(request, timeout_s=PREPARE_TIMEOUT_S)
         except BaseException:
             await self._end(run)
             raise

@@ -28,7 +28,7 @@ from atoll.server.coordinator import Coordinator
 from atoll.server.database import FolderLock
 from atoll.server.enrolment import EnrolmentService, RenewalService
 from atoll.server.evaluator import Evaluator
-from atoll.server.operator import renew_operator
+from atoll.server.first_operator import renew_operator
 from atoll.server.runs_service import RunsService
 from atoll.server.security import Gate, as_stranger, by_certificate, by_claim
 from atoll.server.settings import ServerFolder, ServerSettings, load_settings, parse_address

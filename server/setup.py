@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from atoll.server.authority import Authority, init_federation
-from atoll.server.operator import admit_operator
+from atoll.server.first_operator import admit_operator
 from atoll.server.settings import ServerFolder, ServerSettings, parse_address
 from atoll.server.store import Store
 from atoll.transport.identity import Clock, make_private_folder, utc_now
@@ -58,7 +58,7 @@ database = "{database}"
 # The server evaluates only with apps that are installed and named here.
 # [evaluation]
 # device    = "cpu"              # or "auto", "cuda", "cuda:1"
-# timeout_s = 600                # seconds for loading an app, and for one evaluation
+# timeout_s = 600                # seconds for one evaluation
 
 # [apps.fashion]                 # as named in the job
 # distribution = "atoll-examples"

