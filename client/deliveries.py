@@ -73,11 +73,10 @@ class Deliveries:
         return result is not None
 
     def granted(self, grant: pb.Grant) -> None:
-        """Begin the upload that the server has room for."""
+        """Begin the upload that the server has room for; an earlier grant for the same result is void."""
         key = Key.of(grant.key)
-        running = self._uploads.get(grant.grant)
-        if running is None:
-            self._uploads[grant.grant] = (key, self._spawn(self._upload(key, grant)))
+        self._stop_uploads(key)
+        self._uploads[grant.grant] = (key, self._spawn(self._upload(key, grant)))
 
     def withdrawn(self, grant: str) -> bool:
         """Stop the upload of a grant that was taken back and offer its result again; whether it was one of these."""
@@ -152,5 +151,6 @@ class Deliveries:
     async def _offer_later(self, key: Key) -> None:
         await asyncio.sleep(self._backoff.next_s())
         result = self._outbox.result(key)
-        if result is not None:
+        # A server that has granted it anew meanwhile would take the offer for a wish to begin again.
+        if result is not None and not any(other == key for other, _ in self._uploads.values()):
             self.offer(result)

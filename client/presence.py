@@ -131,6 +131,8 @@ class Presence:
             self._was_attached = True
             self._board.connection("attached")
             _log.info("attached to federation %s at %s", attachment.welcome.federation, self._link.address)
+            if self._leaving.is_set():  # said while the stream was being opened
+                self._mailbox.finish()
             heartbeats = self._spawn(self._beat(attachment.welcome.heartbeat_s, conversation.heartbeat))
             try:
                 conversation.welcomed(attachment.welcome)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from samples.scripted_server import ScriptedServer
 from samples.trial_site import TrialSite
+
+from atoll.client.home import sole_agent
 
 
 @pytest.fixture
@@ -34,8 +35,8 @@ async def site(tmp_path: Path, server: ScriptedServer, monkeypatch: pytest.Monke
 async def running(site: TrialSite) -> AsyncIterator[TrialSite]:
     """The site with its agent running, which has to end in order."""
     agent = site.agent()
-    task = asyncio.create_task(agent.run())
-    yield site
-    agent.stop()
-    with contextlib.suppress(asyncio.CancelledError):
+    with sole_agent(site.home):
+        task = asyncio.create_task(agent.run())
+        yield site
+        agent.stop()
         await task

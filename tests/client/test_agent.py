@@ -345,6 +345,24 @@ async def test_a_grant_that_is_taken_back_is_asked_for_again(server: ScriptedSer
     result_of(await line.hear("result"), task)
 
 
+async def test_an_upload_whose_grant_is_taken_back_makes_way_for_the_next(
+    server: ScriptedServer, running: TrialSite
+) -> None:
+    line = await server.attached()
+    run = await join(line)
+    task = make_task(run)
+    result = await train(server, line, task)
+    server.transfers.hold_upload = asyncio.Event()
+    slow = server.grant_upload(line, result)
+    await eventually(lambda: server.transfers.received[slow])
+    line.say(grant_withdrawn=pb.GrantWithdrawn(grant=slow, reason=to_detail(Stale("too slow"))))
+    result_of(await line.hear("result"), task)
+    server.transfers.hold_upload = None
+    grant = server.grant_upload(line, result)
+    assert await server.whole(grant) == update_of(key_text(task.key))
+    await line.silence()
+
+
 async def test_a_grant_for_what_is_not_held_is_answered(server: ScriptedServer, running: TrialSite) -> None:
     line = await server.attached()
     run = await join(line)

@@ -83,6 +83,7 @@ class Transfers:
     offered: dict[str, bytes] = field(default_factory=dict)
     break_upload_after_bytes: int | None = None
     break_download_after_bytes: int | None = None
+    hold_upload: asyncio.Event | None = None  # an upload waits for it after its first frame
     frame_bytes: int = 4096
 
 
@@ -199,6 +200,8 @@ class ScriptedServer:
             offset, payload = decode_frame(frame)
             assert offset == len(received)
             received += payload
+            if self.transfers.hold_upload is not None:
+                await self.transfers.hold_upload.wait()
             limit = self.transfers.break_upload_after_bytes
             if limit is not None and len(received) >= limit:
                 self.transfers.break_upload_after_bytes = None

@@ -7,9 +7,12 @@ it begins is a line in the file `data.ledger`.
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import socket
 import sys
+import threading
+import time
 import zlib
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from atoll.cluster.messages import (
     Evaluate,
     Evaluated,
     Failed,
+    Message,
     Prepare,
     Prepared,
     Progress,
@@ -44,14 +48,26 @@ class Stub:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._lines = connection.makefile("rb")
+        self._requests: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._cancelled: set[str] = set()
         self._prepare: Prepare | None = None
 
+    def read_forever(self) -> None:
+        """Ends the process when the agent closes or goes."""
+        for line in self._connection.makefile("rb"):
+            message = decode(line)
+            if isinstance(message, Close):
+                break
+            if isinstance(message, Cancel):
+                self._cancelled.add(message.key)
+            else:
+                self._requests.put(message)
+        os._exit(0)
+
     def serve(self) -> None:
-        """Answers until the agent closes or goes."""
-        while (line := self._lines.readline()) and not isinstance(request := decode(line), Close):
-            if isinstance(request, Cancel):
-                continue
+        """Answers for ever."""
+        while True:
+            request = self._requests.get()
             key = "prepare" if isinstance(request, Prepare) else getattr(request, "key", "")
             try:
                 self._say(self._do(request))
@@ -83,8 +99,9 @@ class Stub:
         words = self._fault()
         while words[:2] == [doing, "wait"]:
             self._say(Progress(key=key, done=1, total=2))
-            if self._is_cancelled(key):
+            if key in self._cancelled:
                 raise Stale(f"task {key} was given up")
+            time.sleep(0.02)
             words = self._fault()
         if words == [doing, "raise"]:
             raise AppFailed(f"app failed to {doing}: ValueError: nothing to learn here")
@@ -95,21 +112,6 @@ class Stub:
         if words == [doing, "die-once"]:
             self._fault_path().unlink()
             os.kill(os.getpid(), signal.SIGKILL)
-
-    def _is_cancelled(self, key: str) -> bool:
-        self._connection.settimeout(0.02)
-        try:
-            line = self._connection.recv(1 << 16)
-        except TimeoutError:
-            return False
-        finally:
-            self._connection.settimeout(None)
-        if not line:
-            os._exit(3)
-        messages = [decode(part) for part in line.splitlines()]
-        if any(isinstance(message, Close) for message in messages):
-            os._exit(0)
-        return any(isinstance(message, Cancel) and message.key == key for message in messages)
 
     def _fault_path(self) -> Path:
         assert self._prepare is not None
@@ -132,7 +134,9 @@ def main() -> None:
     """Connect to the socket that the agent names."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(sys.argv[sys.argv.index("--socket") + 1])
-    Stub(connection).serve()
+    stub = Stub(connection)
+    threading.Thread(target=stub.read_forever, daemon=True).start()
+    stub.serve()
 
 
 if __name__ == "__main__":
