@@ -195,7 +195,7 @@ def _explain(error: DBAPIError, place: str) -> LocalError:
     if full or ("disk I/O error" in text and _is_out_of_room(place)):
         return DiskFull(
             f"{place}: no room on the disk ({text}); nothing of this change was kept. Free space there "
-            "(old runs lie in models/), then start the server again: it goes on from its journal"
+            "(old runs lie in models/): runs try again by themselves, and a new start goes on from the journal"
         )
     if "database is locked" in text:
         return LocalError(
