@@ -140,6 +140,16 @@ class WorkerProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGKILL)
 
+    def environment(self) -> dict[str, str]:
+        """What the worker finds in its environment, and nothing else."""
+        passed = {
+            name: value
+            for name, value in os.environ.items()
+            if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)
+        }
+        # One hash seed for all: an app that iterates over a set of names builds the same model after a restart.
+        return {**passed, "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", **self._env}
+
     # ---------------------------------------------------------------------------------------------------------------
 
     def _socket_path(self, cleanup: contextlib.ExitStack) -> str:
@@ -159,15 +169,6 @@ class WorkerProcess:
                 stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment(),
                 start_new_session=True,
             )  # fmt: skip
-
-    def environment(self) -> dict[str, str]:
-        passed = {
-            name: value
-            for name, value in os.environ.items()
-            if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)
-        }
-        # One hash seed for all: an app that iterates over a set of names builds the same model after a restart.
-        return {**passed, "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", **self._env}
 
     async def _ask(
         self,

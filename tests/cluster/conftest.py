@@ -3,41 +3,20 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from samples.bench import DISTRIBUTION, ENTRY_POINTS, Bench, MakeBench, install, write_data
 
 import atoll
 from atoll.cluster.app import build_app, build_model
-from atoll.cluster.messages import Evaluate, Prepare, Train
 from atoll.cluster.registry import AppEntry, hash_distribution, load_app
-from atoll.wire.job import Job, parse_job
+from atoll.wire.job import parse_job
 from atoll.wire.model_file import create
 from atoll.wire.tensors import manifest_of, write_state
-
-DISTRIBUTION = "probe-distribution"
-ENTRY_POINTS = {"probe": "probe_app:Probe", "keeping": "probe_app:Keeping", "no_app": "probe_app:not_an_app"}
-
-
-def install(folder: Path, *, name: str, files: dict[str, str], entry_points: dict[str, str]) -> None:
-    """Lays a distribution into `folder` as pip does: files, METADATA, entry points, RECORD."""
-    metadata = f"{name.replace('-', '_')}-1.0.dist-info"
-    points = "".join(f"{point} = {value}\n" for point, value in entry_points.items())
-    written = {
-        **files,
-        f"{metadata}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
-        f"{metadata}/entry_points.txt": f"[atoll.apps]\n{points}",
-        f"{metadata}/INSTALLER": "pip\n",
-    }
-    written[f"{metadata}/RECORD"] = "".join(f"{path},,\n" for path in [*written, f"{metadata}/RECORD"])
-    for path, text in written.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text)
 
 
 @pytest.fixture(scope="session")
@@ -59,68 +38,6 @@ def torch_as_it_was() -> Iterator[None]:
     torch.set_num_threads(threads)
     if torch.are_deterministic_algorithms_enabled() != deterministic:
         torch.use_deterministic_algorithms(deterministic)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
-    """A run on one machine: version 0, its manifest, and each site's requests."""
-
-    folder: Path
-    job: Job
-    entry: AppEntry
-    app_hash: str
-    environment: dict[str, str]
-
-    @property
-    def base(self) -> Path:
-        return self.folder / "version-0.safetensors"
-
-    def data(self, site: str) -> Path:
-        return self.folder / f"{site}.npz"
-
-    def prepare(self, site: str, **changes: Any) -> Prepare:
-        fields: dict[str, Any] = {
-            "run": "run-1",
-            "site": site,
-            "app_name": self.entry.name,
-            "distribution": self.entry.distribution,
-            "entry_point": self.entry.entry_point,
-            "app_hash": self.app_hash,
-            "data": {"path": str(self.data(site))},
-            "job": self.job.canonical().decode(),
-            "manifest_path": str(self.folder / "manifest"),
-            "state_folder": str(self.folder / f"state-{site}"),
-            "rounding_seed_hex": "07" * 32,
-        }
-        return Prepare(**{**fields, **changes})
-
-    def train(self, out: str, *, round: int = 1, config: dict[str, Any] | None = None) -> Train:
-        return Train(
-            key=f"train/{out}",
-            round=round,
-            base_version=0,
-            base_path=str(self.base),
-            out_path=str(self.folder / out),
-            config=config or {},
-        )
-
-    def evaluate(self, *, round: int = 0) -> Evaluate:
-        return Evaluate(key="evaluate", round=round, base_version=0, base_path=str(self.base))
-
-    def update(self, out: str) -> bytes:
-        return (self.folder / out).read_bytes()
-
-
-def write_data(path: Path, *, num_train: int, num_test: int = 20, seed: int = 0) -> None:
-    rng = np.random.default_rng(seed)
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
-    for split, count in (("train", num_train), ("test", num_test)):
-        x = rng.normal(size=(count, 4))
-        arrays |= {f"x_{split}": x, f"y_{split}": (x[:, :3] + rng.normal(size=(count, 3))).argmax(axis=1)}
-    np.savez(path, allow_pickle=False, **arrays)
-
-
-MakeBench = Callable[..., Bench]
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from samples.bench import Bench, MakeBench
 
 from atoll.aggregation.next_model import next_model
 from atoll.aggregation.round_sum import RoundSum
@@ -23,7 +24,7 @@ def ignore(done: int, total: int) -> None:
     pass
 
 
-def combine(bench, sessions: list[RunSession], results: list[Trained], out: Path) -> None:
+def combine(bench: Bench, sessions: list[RunSession], results: list[Trained], out: Path) -> None:
     """What the server does with a round's updates: check, fold, next model."""
     strategy, manifest = sessions[0].strategy, sessions[0].manifest
     largest = max(result.weight for result in results)
@@ -37,7 +38,7 @@ def combine(bench, sessions: list[RunSession], results: list[Trained], out: Path
         next_model(total, optimizer=strategy.optimizer, state=state, base=base.map, out=new, manifest=manifest)
 
 
-def test_three_sites_one_full_batch_step_equal_one_central_step(make_bench, tmp_path) -> None:
+def test_three_sites_one_full_batch_step_equal_one_central_step(make_bench: MakeBench, tmp_path: Path) -> None:
     sites = {"north": 13, "south": 40, "west": 7}
     bench = make_bench(sites=sites, work={"epochs": 1, "full_batch": True})
     sessions = [open_session(bench.prepare(site)) for site in sites]
@@ -53,7 +54,7 @@ def test_three_sites_one_full_batch_step_equal_one_central_step(make_bench, tmp_
     with open_model(bench.base) as base:
         load_state(sessions[0].manifest, base.map, model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    F.cross_entropy(model(x), y).backward()
+    F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]  # of torch
     optimizer.step()
 
     with open_model(tmp_path / "version-1.safetensors") as federated:
@@ -63,7 +64,7 @@ def test_three_sites_one_full_batch_step_equal_one_central_step(make_bench, tmp_
             torch.testing.assert_close(found[name], central, rtol=0, atol=1e-12)
 
 
-def test_batch_norm_keeps_its_dtypes_and_loads_strictly(make_bench, tmp_path) -> None:
+def test_batch_norm_keeps_its_dtypes_and_loads_strictly(make_bench: MakeBench, tmp_path: Path) -> None:
     sites = {"north": 24, "south": 40}
     bench = make_bench(app={"batch_norm": True, "dtype": "float32"}, sites=sites)
     sessions = [open_session(bench.prepare(site)) for site in sites]
@@ -78,7 +79,7 @@ def test_batch_norm_keeps_its_dtypes_and_loads_strictly(make_bench, tmp_path) ->
     assert found["0.running_mean"].dtype is torch.float32
 
 
-def test_local_buffers_stay_at_the_site_over_rounds_and_restarts(make_bench) -> None:
+def test_local_buffers_stay_at_the_site_over_rounds_and_restarts(make_bench: MakeBench) -> None:
     bench = make_bench(app={"batch_norm": True}, buffers="local")
     session = open_session(bench.prepare("north"))
     session.train(bench.train("first"), ignore)
@@ -93,7 +94,7 @@ def test_local_buffers_stay_at_the_site_over_rounds_and_restarts(make_bench) -> 
 
 
 @pytest.mark.parametrize("codec", ["native", "float32", "bfloat16", "int8"])
-def test_equal_seeds_give_equal_bytes(make_bench, codec: str) -> None:
+def test_equal_seeds_give_equal_bytes(make_bench: MakeBench, codec: str) -> None:
     bench = make_bench(app={"dropout": 0.3}, codec={"kind": codec})
     session = open_session(bench.prepare("north"))
     session.train(bench.train("first"), ignore)
@@ -107,7 +108,7 @@ def test_equal_seeds_give_equal_bytes(make_bench, codec: str) -> None:
 
 
 @pytest.mark.parametrize(("entry_point", "same"), [("probe", True), ("keeping", False)])
-def test_momentum_starts_anew_unless_the_app_keeps_it(make_bench, entry_point: str, same: bool) -> None:
+def test_momentum_starts_anew_unless_the_app_keeps_it(make_bench: MakeBench, entry_point: str, same: bool) -> None:
     work = {"steps": 1, "full_batch": True}  # the same gradient in each round
     bench = make_bench(app={"momentum": 0.9}, entry_point=entry_point, work=work)
     session = open_session(bench.prepare("north"))
@@ -118,7 +119,7 @@ def test_momentum_starts_anew_unless_the_app_keeps_it(make_bench, entry_point: s
     assert bench.update("second") == bench.update("second-again")
 
 
-def test_a_value_beyond_the_bound_is_refused_before_it_is_sent(make_bench) -> None:
+def test_a_value_beyond_the_bound_is_refused_before_it_is_sent(make_bench: MakeBench) -> None:
     bench = make_bench(app={"fault": "explode"})
     session = open_session(bench.prepare("north"))
     with pytest.raises(BadUpdate, match=r'tensor "\d\.\w+" moved by .* the bound is 1024') as refused:
@@ -127,14 +128,14 @@ def test_a_value_beyond_the_bound_is_refused_before_it_is_sent(make_bench) -> No
     assert not (bench.folder / "update").exists()
 
 
-def test_a_loss_that_is_not_a_number_is_refused(make_bench) -> None:
+def test_a_loss_that_is_not_a_number_is_refused(make_bench: MakeBench) -> None:
     bench = make_bench(app={"fault": "nan"})
     with pytest.raises(BadUpdate, match="'loss' is nan") as refused:
         open_session(bench.prepare("north")).train(bench.train("update"), ignore)
     assert refused.value.field == "loss"
 
 
-def test_a_task_may_change_the_work_within_the_promise(make_bench) -> None:
+def test_a_task_may_change_the_work_within_the_promise(make_bench: MakeBench) -> None:
     bench = make_bench(work={"steps": 10, "batch_size": 8})
     session = open_session(bench.prepare("north"))
     assert session.prepared().max_weight == 80
@@ -146,7 +147,7 @@ def test_a_task_may_change_the_work_within_the_promise(make_bench) -> None:
         session.train(bench.train("typo", config={"step": 1}), ignore)
 
 
-def test_evaluation_only_opens_no_training_data(make_bench) -> None:
+def test_evaluation_only_opens_no_training_data(make_bench: MakeBench) -> None:
     bench = make_bench()
     np.savez(bench.data("server"), x_test=np.zeros((5, 4)), y_test=np.zeros(5, dtype=np.int64))
     session = open_session(bench.prepare("server", training=False, rounding_seed_hex=""))
@@ -157,7 +158,7 @@ def test_evaluation_only_opens_no_training_data(make_bench) -> None:
         session.train(bench.train("update"), ignore)
 
 
-def test_evaluation_without_test_data_has_no_metrics(make_bench) -> None:
+def test_evaluation_without_test_data_has_no_metrics(make_bench: MakeBench) -> None:
     bench = make_bench()
     arrays = np.load(bench.data("north"))
     np.savez(bench.data("untested"), x_train=arrays["x_train"], y_train=arrays["y_train"])
@@ -165,7 +166,7 @@ def test_evaluation_without_test_data_has_no_metrics(make_bench) -> None:
     assert session.evaluate(bench.evaluate(), ignore).metrics == {}
 
 
-def test_the_models_must_be_the_runs(make_bench) -> None:
+def test_the_models_must_be_the_runs(make_bench: MakeBench) -> None:
     bench = make_bench()
     other = make_bench(app={"batch_norm": True})
     with pytest.raises(BadManifest):
@@ -175,7 +176,7 @@ def test_the_models_must_be_the_runs(make_bench) -> None:
         session.train(dataclasses.replace(other.train("update"), base_path="/nowhere.safetensors"), ignore)
 
 
-def test_a_site_without_training_data_says_so(make_bench) -> None:
+def test_a_site_without_training_data_says_so(make_bench: MakeBench) -> None:
     bench = make_bench()
     np.savez(bench.data("empty"), x_train=np.zeros((0, 4)), y_train=np.zeros(0, dtype=np.int64))
     np.savez(bench.data("none"), x_test=np.zeros((5, 4)), y_test=np.zeros(5, dtype=np.int64))
@@ -185,7 +186,7 @@ def test_a_site_without_training_data_says_so(make_bench) -> None:
         open_session(bench.prepare("none"))
 
 
-def test_rounding_needs_its_secret(make_bench) -> None:
+def test_rounding_needs_its_secret(make_bench: MakeBench) -> None:
     bench = make_bench()
     with pytest.raises(Malformed, match="32"):
         open_session(bench.prepare("north", rounding_seed_hex="07"))

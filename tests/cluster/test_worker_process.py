@@ -7,17 +7,18 @@ import os
 import signal
 import sys
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
+from samples.bench import MakeBench
 
+from atoll.cluster.messages import encode
 from atoll.cluster.worker_process import WorkerDied, WorkerProcess
 from atoll.wire.errors import AppFailed, BadUpdate, ConfigError, DeviceMissing, NotAllowed
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+in_one_loop = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -35,7 +36,8 @@ async def worker(tmp_path_factory: pytest.TempPathFactory, installed: Path) -> A
         os.kill(pid, 0)
 
 
-async def test_prepares_trains_and_evaluates(worker: WorkerProcess, make_bench: Callable[..., Any]) -> None:
+@in_one_loop
+async def test_prepares_trains_and_evaluates(worker: WorkerProcess, make_bench: MakeBench) -> None:
     bench = make_bench()
     prepared = await worker.prepare(bench.prepare("north"))
     assert (prepared.max_weight, prepared.device) == (40, "cpu")
@@ -51,8 +53,9 @@ async def test_prepares_trains_and_evaluates(worker: WorkerProcess, make_bench: 
     assert evaluated.metrics["accuracy"][1] == 20
 
 
+@in_one_loop
 async def test_what_the_app_raises_comes_back_and_the_worker_lives(
-    worker: WorkerProcess, make_bench: Callable[..., Any]
+    worker: WorkerProcess, make_bench: MakeBench
 ) -> None:
     bench = make_bench(app={"fault": "raise"})
     await worker.prepare(bench.prepare("north"))
@@ -72,7 +75,8 @@ async def test_what_the_app_raises_comes_back_and_the_worker_lives(
         await worker.train(bench.train("update"))
 
 
-async def test_refuses_what_it_cannot_prepare(worker: WorkerProcess, make_bench: Callable[..., Any]) -> None:
+@in_one_loop
+async def test_refuses_what_it_cannot_prepare(worker: WorkerProcess, make_bench: MakeBench) -> None:
     bench = make_bench()
     with pytest.raises(NotAllowed, match="another hash"):
         await worker.prepare(bench.prepare("north", app_hash="0" * 64))
@@ -86,9 +90,8 @@ async def test_refuses_what_it_cannot_prepare(worker: WorkerProcess, make_bench:
         await worker.prepare(bench.prepare("north", data={"path": "/nowhere.npz"}))
 
 
-async def test_a_cancelled_training_ends_and_the_next_one_runs(
-    worker: WorkerProcess, make_bench: Callable[..., Any]
-) -> None:
+@in_one_loop
+async def test_a_cancelled_training_ends_and_the_next_one_runs(worker: WorkerProcess, make_bench: MakeBench) -> None:
     bench = make_bench(work={"steps": 5_000_000})
     await worker.prepare(bench.prepare("north"))
     begun = asyncio.Event()
@@ -102,8 +105,9 @@ async def test_a_cancelled_training_ends_and_the_next_one_runs(
     assert not (bench.folder / "long").exists()
 
 
+@in_one_loop
 async def test_a_killed_worker_started_again_writes_the_same_bytes(
-    worker: WorkerProcess, make_bench: Callable[..., Any], tmp_path: Path
+    worker: WorkerProcess, make_bench: MakeBench, tmp_path: Path
 ) -> None:
     bench = make_bench(app={"dropout": 0.5, "momentum": 0.9}, entry_point="keeping", codec={"kind": "int8"})
     await worker.prepare(bench.prepare("north"))
@@ -134,25 +138,10 @@ async def test_a_killed_worker_started_again_writes_the_same_bytes(
     assert bench.update("killed-2") == bench.update("kept-2")
 
 
-async def test_dies_with_its_agent_in_the_middle_of_a_training(make_bench: Callable[..., Any], tmp_path: Path) -> None:
+@in_one_loop
+async def test_dies_with_its_agent_in_the_middle_of_a_training(make_bench: MakeBench, tmp_path: Path) -> None:
     bench = make_bench(work={"steps": 5_000_000})
-    agent = tmp_path / "agent.py"
-    agent.write_text(
-        "import asyncio, os, signal, sys\n"
-        "from pathlib import Path\n"
-        "from atoll.cluster.messages import decode\n"
-        "from atoll.cluster.worker_process import WorkerProcess\n"
-        "async def main():\n"
-        "    worker = WorkerProcess(Path(sys.argv[1]))\n"
-        "    await worker.start()\n"
-        "    prepare, train = (decode(Path(path).read_bytes()) for path in sys.argv[2:])\n"
-        "    await worker.prepare(prepare)\n"
-        "    print(worker.pid, flush=True)\n"
-        "    await worker.train(train, lambda *_: os.kill(os.getpid(), signal.SIGKILL))\n"
-        "asyncio.run(main())\n"
-    )
-    from atoll.cluster.messages import encode
-
+    agent = Path(__file__).parent / "dying_agent.py"
     (tmp_path / "prepare").write_bytes(encode(bench.prepare("north")))
     (tmp_path / "train").write_bytes(encode(bench.train("update")))
     process = await asyncio.create_subprocess_exec(
@@ -164,6 +153,7 @@ async def test_dies_with_its_agent_in_the_middle_of_a_training(make_bench: Calla
     assert await _ends(int(output), within_s=30)
 
 
+@in_one_loop
 async def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
     worker = WorkerProcess(tmp_path / "w", env={"PYTHONPATH": "/nowhere"}, python=sys.executable)
     with pytest.raises(WorkerDied, match=r"ended during start \(exit code 1\)") as died:
@@ -172,16 +162,13 @@ async def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert "No module named" not in str(died.value)
 
 
-async def test_passes_on_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_on_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATOLL_SERVER_PASSWORD", "s3cret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    worker = WorkerProcess(tmp_path / "w", python="/usr/bin/env")  # prints its environment, then fails on -P
-    with pytest.raises(WorkerDied):
-        await worker.start()
-    passed = worker.environment()
+    passed = WorkerProcess(tmp_path, env={"TZ": "UTC"}).environment()
     assert "s3cret" not in passed.values()
-    assert passed["OMP_NUM_THREADS"] == "1"
+    assert (passed["OMP_NUM_THREADS"], passed["TZ"]) == ("1", "UTC")
 
 
 async def _ends(pid: int, *, within_s: float) -> bool:
