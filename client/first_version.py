@@ -65,12 +65,14 @@ def build_first_version(person: Person, job: Job, folder: Path) -> FirstVersion:
     """Builds the job's model from its seed and writes its bytes into `folder`.
 
     Raises:
-        ConfigError: the app is not known here, or the job's [app] table does not fit it.
+        ConfigError: the strategy does not resolve, the app is not known here, or the [app] table does not fit it.
         AppFailed: the app does not import or raises.
         BadManifest: the model has a tensor that cannot travel.
     """
+    from atoll.aggregation.strategy import resolve
     from atoll.wire.tensors import manifest_of
 
+    resolve(job)  # the server and the sites do the same: a mistake is told here, before anything is sent
     entry = app_entry(person, job.job.app)
     app_hash = hash_distribution(entry.distribution)
     module = _build_model(person, entry, app_hash, job)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 EIGHTHS = " ▁▂▃▄▅▆▇█"
@@ -30,13 +30,12 @@ def draw(values: Sequence[float], reference: float, *, height: int = HEIGHT, wid
         bars = "".join(_cell(value, bottom, step) * (COLUMN - 1) + " " for value in shown)
         mark = f"┄ central {reference:.3f}" if row == marked else ""
         lines.append(f"{bottom + step:5.2f} ┤{bars}{mark}".rstrip())
-    lines.append(f"{low:5.2f} └{'─' * (COLUMN * len(shown))}")
-    lines.append(f"       round 1 to {len(values)}")
+    lines.append(f"{low:5.2f} └{'─' * (COLUMN * len(shown))} rounds")
     return lines
 
 
-def write_png(path: Path, values: Sequence[float], reference: float, *, title: str) -> bool:
-    """Writes the chart as a PNG; False where matplotlib is not installed."""
+def write_png(path: Path, values: Mapping[int, float], reference: float, *, title: str) -> bool:
+    """Writes accuracy by round as a PNG; False where matplotlib is not installed."""
     try:
         import matplotlib
     except ImportError:
@@ -45,7 +44,7 @@ def write_png(path: Path, values: Sequence[float], reference: float, *, title: s
     from matplotlib import pyplot, ticker
 
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    axes.plot(range(1, len(values) + 1), values, marker="o", markersize=3, label="federated")
+    axes.plot(list(values), list(values.values()), marker="o", markersize=3, label="federated")
     axes.axhline(reference, color="grey", linestyle="--", linewidth=1, label="same model, all data in one place")
     axes.set(xlabel="round", ylabel="test accuracy", title=title)
     axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))

@@ -13,8 +13,8 @@ def record(outcome: Outcome) -> dict[str, Any]:
     """The one line of `atoll demo --json`; its keys are promised to programs."""
     return {
         "sites": len(SITES),
-        "rounds": len(outcome.accuracies),
-        "test_accuracy": outcome.accuracies[-1],
+        "rounds": outcome.run["num_rounds"],
+        "test_accuracy": outcome.test_accuracy,
         "central_test_accuracy": outcome.central_accuracy,
         "seconds": round(outcome.seconds, 1),
         "model": str(outcome.model),
@@ -23,10 +23,10 @@ def record(outcome: Outcome) -> dict[str, Any]:
 
 def lines(outcome: Outcome) -> list[str]:
     """The chart, the comparison, and where everything lies."""
-    federated, central = outcome.accuracies[-1], outcome.central_accuracy
+    federated, central = outcome.test_accuracy, outcome.central_accuracy
     told = [
         "",
-        *draw(outcome.accuracies, central),
+        *draw(list(outcome.accuracies.values()), central),
         "",
         f"test accuracy, three sites that keep their data   {federated:.1%}",
         f"the same model, all data in one place             {central:.1%}",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from atoll.cli.demonstration.chart import write_png
-from atoll.cli.demonstration.crew import Crew, atoll_command
+from atoll.cli.demonstration.crew import Crew, DemoFailed, atoll_command
 from atoll.cli.demonstration.stage import APP, SITES, Stage, enrol_everybody, prepare_data, start_server, start_sites
 from atoll.wire.errors import ConfigError
 
@@ -36,11 +36,16 @@ class Outcome:
     """What the demo brought."""
 
     run: Mapping[str, Any]  # as `atoll status RUN --json` prints it
-    accuracies: tuple[float, ...]  # of the test set, one a round
+    accuracies: Mapping[int, float]  # of the whole test set, by round; a busy machine may skip rounds, never the last
     central_accuracy: float  # of the same model, trained as long with all data in one place
     seconds: float  # of everything, set-up included
     model: Path
     plot: Path | None  # None where matplotlib is not installed
+
+    @property
+    def test_accuracy(self) -> float:
+        """Of the last version."""
+        return self.accuracies[max(self.accuracies)]
 
 
 def show(*, rounds: int | None, out: Path, notice: Callable[[str], None], screen: IO[str]) -> Outcome:
@@ -73,10 +78,10 @@ def show(*, rounds: int | None, out: Path, notice: Callable[[str], None], screen
         job_path = _write_job(stage, rounds)
         notice("submitting the job; models and updates go over mutual TLS, data stays where it is")
         run = _follow_run(stage, crew, job_path, screen)
+        accuracies = _accuracies(run)
         model = _export(stage, crew, run["run"], out / MODEL_FILE)
         notice("for comparison: training the same model with all data in one place")
         central = _train_centrally(stage, crew, job_path)
-    accuracies = tuple(entry["server"]["accuracy"] for entry in run["rounds"])
     plot = out / PLOT_FILE
     drawn = write_png(plot, accuracies, central, title=f"{APP}: {len(SITES)} sites, federated averaging")
     return Outcome(
@@ -93,6 +98,18 @@ def _follow_run(stage: Stage, crew: Crew, job: Path, screen: IO[str]) -> dict[st
     printed = crew.ask("run", atoll_command("run", job, "--json", "--home", stage.researcher), screen=screen)
     run: dict[str, Any] = json.loads(printed)
     return run
+
+
+def _accuracies(run: Mapping[str, Any]) -> dict[int, float]:
+    """Accuracy by round: at the server on the whole test set, or at the sites, whose shares are the whole set too."""
+    found = {}
+    for entry in run["rounds"]:
+        judged = [entry[where].get("accuracy") for where in ("server", "evaluate")]
+        if values := [value for value in judged if value is not None]:
+            found[entry["round"]] = values[0]
+    if run["num_rounds"] not in found:
+        raise DemoFailed(f"run {run['run']} ended without an evaluation of its last version")
+    return found
 
 
 def _export(stage: Stage, crew: Crew, run: str, out: Path) -> Path:

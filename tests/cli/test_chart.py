@@ -27,10 +27,10 @@ def test_the_central_value_is_marked_once() -> None:
 @pytest.mark.parametrize("values", [[0.0], [1.0], [0.5] * 3, [index / 200 for index in range(200)]])
 def test_any_values_fit(values: list[float]) -> None:
     lines = draw(values, 0.97)
-    assert len(lines) == HEIGHT + 2
+    assert len(lines) == HEIGHT + 1
     assert max(map(len, lines)) <= WIDTH + 30
 
 
 def test_the_png_is_one(tmp_path: Path) -> None:
-    assert write_png(tmp_path / "a.png", [0.5, 0.9, 0.95], 0.96, title="digits")
+    assert write_png(tmp_path / "a.png", {1: 0.5, 2: 0.9, 4: 0.95}, 0.96, title="digits")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,68 @@
+"""`atoll demo`: one line for programs, a model and a plot for people, and no process left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+from safetensors.numpy import load_file
+
+PATIENCE_S = 280.0
+
+
+def _demo(out: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "atoll.cli", "demo", "--out", str(out), *arguments]
+    environment = os.environ | {"TMPDIR": str(out.parent)}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _left(folder: Path) -> list[str]:
+    """Command lines of processes that were started for `folder`."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if str(folder) in line and process.pid != os.getpid():
+            found.append(line)
+    return found
+
+
+def test_the_demo_trains_reports_and_cleans_up(tmp_path: Path) -> None:
+    process = _demo(tmp_path / "out", "--json", "--rounds", "4")
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, err
+    assert len(out.splitlines()) == 1
+    line = json.loads(out)
+    assert list(line) == ["sites", "rounds", "test_accuracy", "central_test_accuracy", "seconds", "model"]
+    assert (line["sites"], line["rounds"]) == (3, 4)
+    assert 0.85 < line["test_accuracy"] <= 1
+    assert 0.9 < line["central_test_accuracy"] <= 1
+    assert {name: array.shape for name, array in load_file(line["model"]).items()} == {
+        "0.weight": (64, 64),
+        "0.bias": (64,),
+        "2.weight": (10, 64),
+        "2.bias": (10,),
+    }
+    assert (tmp_path / "out" / "accuracy.png").stat().st_size > 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"], "the temporary folder is gone"
+    assert _left(tmp_path) == []
+
+
+def test_ctrl_c_ends_every_process_of_the_demo(tmp_path: Path) -> None:
+    process = _demo(tmp_path / "out", "--rounds", "1000")
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not any("site run" in line for line in _left(tmp_path)):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert _left(tmp_path) == []
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("atoll-demo-")] == []
