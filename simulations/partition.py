@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from atoll.wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from datasets import Dataset  # type: ignore[import-untyped]
+    from datasets import Dataset
 
 Indices = NDArray[np.int64]
 
@@ -39,7 +39,7 @@ def dirichlet(
     """
     _check(labels, num_sites)
     try:
-        from flwr_datasets.partitioner import DirichletPartitioner  # type: ignore[import-untyped]
+        from flwr_datasets.partitioner import DirichletPartitioner
     except ImportError:
         raise ConfigError("flwr-datasets is not installed: pip install 'atoll[simulations]'") from None
     partitioner = DirichletPartitioner(

@@ -1,7 +1,7 @@
 """Spread scikit-learn's breast cancer data over hospitals: `python -m atoll_examples.breast_cancer.prepare --out DIR`."""
 
 import numpy as np
-from sklearn.datasets import load_breast_cancer  # type: ignore[import-untyped]
+from sklearn.datasets import load_breast_cancer
 
 from atoll_examples.site_files import Arrays, hold_back, parse, write
 

@@ -1,7 +1,7 @@
 """Spread scikit-learn's digits over sites: `python -m atoll_examples.digits.prepare --sites 3 --out DIR`."""
 
 import numpy as np
-from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+from sklearn.datasets import load_digits
 
 from atoll_examples.site_files import Arrays, hold_back, parse, write
 
