@@ -215,10 +215,12 @@ class Agent:
         """What this site has under way, from its durable state."""
         open_tasks = await asyncio.to_thread(self._task_log.open_tasks)
         joined = await asyncio.to_thread(self._task_log.joined)
+        held = self._outbox.held()  # read last: a task that is closed meanwhile has its result here
+        held_keys = {Key.of(result.key) for result in held}
         return make_hello(
             self._capacity,
-            held_updates=[result.key for result in self._outbox.held()],
-            open_tasks=[task.key for task in open_tasks],
+            held_updates=[result.key for result in held],
+            open_tasks=[task.key for task in open_tasks if Key.of(task.key) not in held_keys],
             joined_runs=sorted(joined),
             member_list_version=self._membership.version,
         )
