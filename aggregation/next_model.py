@@ -18,8 +18,9 @@ from torch import Tensor
 
 from atoll.aggregation.blocks import BLOCK_VALUES, blocks, byte_view, largest_magnitude
 from atoll.aggregation.layout import MeanEntry
+from atoll.aggregation.optimizer_state import OptimizerState
 from atoll.aggregation.reducers import Reduction
-from atoll.aggregation.server_optimizers import OptimizerState, ServerOptimizer, is_wide, precision_name
+from atoll.aggregation.server_optimizers import ServerOptimizer, is_wide, precision_name
 from atoll.wire.errors import BadUpdate
 from atoll.wire.manifest import Manifest
 from atoll.wire.tensors import DTYPES, Buffer
@@ -70,7 +71,7 @@ def _move_buffers(reduction: Reduction, entries: list[MeanEntry], old: Tensor, n
             piece = _Piece(entry=entry, start=start, stop=stop, place=0)
             values_P = scratch_P[: stop - start]
             values_P.copy_(piece.of(old))
-            reduction.mean(entry.index + start, mean_P[: stop - start])
+            reduction.difference(entry.index + start, mean_P[: stop - start])
             _store(values_P.add_(mean_P[: stop - start]), piece, new)
 
 
@@ -95,7 +96,7 @@ def _move_parameters(
         difference_P = torch.empty_like(parameters_P)
         for piece in pieces:
             parameters_P[piece.place : piece.place + piece.num_values].copy_(piece.of(old))
-            reduction.mean(piece.entry.index + piece.start, mean_P[: piece.num_values])
+            reduction.difference(piece.entry.index + piece.start, mean_P[: piece.num_values])
             difference_P[piece.place : piece.place + piece.num_values].copy_(mean_P[: piece.num_values])
         before = {name.removeprefix(prefix): value_V[start:stop].clone() for name, value_V in known.items()}
         after = optimizer.step(parameters_P, difference_P, before, state.num_steps)

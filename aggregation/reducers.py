@@ -41,7 +41,7 @@ class Reduction(Protocol):
         """Takes in all updates of `other`, which has no site in common."""
         ...
 
-    def mean(self, index: int, out_P: Tensor) -> None:
+    def difference(self, index: int, out_P: Tensor) -> None:
         """Writes values from `index` on of the combined difference (float64). Raises ValueError where empty."""
         ...
 

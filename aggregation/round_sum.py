@@ -6,7 +6,8 @@ server summed some of the sites before (`merge`).
 
 **No overflow.** Let B = 2^e >= bound and N = 2^c >= num_sites, both powers of two, and quantum = 2^(e + c - 62).
 Each of at most num_sites terms has w / w_max <= 1 and, since `check` refused everything else, |x| <= B (the `reach`
-of an encoding lies between bound and B), so |w / w_max * x / quantum| <= B / quantum = 2^(62 - c) before rounding, and after it too, 2^(62 - c) being an integer.
+of an encoding lies between bound and B). So |w / w_max * x / quantum| <= B / quantum = 2^(62 - c) before rounding to an
+integer, and after it too, since 2^(62 - c) is one.
 The sum is at most 2^c * 2^(62 - c) = 2^62 < 2^63. Dividing by a power of two is exact in float64.
 
 **Two limbs.** Differences that travel in float64 leave a remainder r = t - round(t), exact, |r| <= 1/2. It enters a
@@ -20,7 +21,6 @@ from __future__ import annotations
 
 import math
 import threading
-import zlib
 from collections.abc import Iterator
 from typing import Self
 
@@ -29,11 +29,10 @@ import torch
 from torch import Tensor
 
 from atoll.aggregation.blocks import BLOCK_VALUES, blocks, byte_view
-from atoll.aggregation.encode import require_finite
-from atoll.aggregation.layout import HEADER_BYTES, RawEntry, Segment, UpdateLayout
-from atoll.wire.errors import BadUpdate
+from atoll.aggregation.check import Terms, check_update
+from atoll.aggregation.layout import RawEntry, Segment, UpdateLayout
 from atoll.wire.manifest import TensorSpec
-from atoll.wire.tensors import DTYPES, Buffer
+from atoll.wire.tensors import Buffer
 
 SUM_BITS = 62
 MAX_SITES = 1 << 32
@@ -98,92 +97,10 @@ class RoundSum:
     def sum_weights(self) -> int:
         return sum(self._weights.values())
 
-    # --- check ------------------------------------------------------------------------------------------------------
-
     def check(self, payload: Buffer, weight: int, *, site: str = "", round: int = 0, crc32: int | None = None) -> None:
-        """Returns where the update can be folded. Reads every byte and changes nothing.
-
-        Args:
-            crc32: of all bytes (zlib), where the caller has not compared it while receiving.
-
-        Raises:
-            BadUpdate: names tensor, value and bound.
-        """
-        try:
-            self._check_weight(weight)
-            self._check_frame(payload, crc32)
-            data = byte_view(payload)
-            for segment in self.layout.segments:
-                self._check_segment(segment, data[segment.offset : segment.offset + segment.num_bytes])
-            for entry in self.layout.raws:
-                _check_raw(entry, data[entry.offset : entry.offset + entry.num_bytes])
-        except BadUpdate as error:
-            error.site, error.round = site, round
-            raise
-
-    def _check_weight(self, weight: int) -> None:
-        if not 1 <= weight <= self.max_weight:
-            raise BadUpdate(
-                f"weight is {weight}, wanted 1 to {self.max_weight}, the largest that the cohort declared",
-                field="weight",
-                value=weight,
-                bound=f"1 to {self.max_weight}",
-            )
-
-    def _check_frame(self, payload: Buffer, crc32: int | None) -> None:
-        data, wanted = memoryview(payload).cast("B"), self.layout.num_bytes
-        if data.nbytes != wanted:
-            raise BadUpdate(
-                f"update is {data.nbytes} bytes, this model and codec make {wanted}",
-                field="update",
-                value=data.nbytes,
-                bound=wanted,
-            )
-        if data[:HEADER_BYTES] != self.layout.header:
-            raise BadUpdate(
-                "update was made for another model, codec or policy of buffers than this run's; update the older side",
-                field="header",
-                value=bytes(data[:HEADER_BYTES]).hex(),
-                bound=self.layout.header.hex(),
-            )
-        if crc32 is not None and (found := zlib.crc32(data)) != crc32:
-            raise BadUpdate("update is damaged: its checksum differs", field="crc32", value=found, bound=crc32)
-        for start, stop in self.layout.gaps:
-            if any(data[start:stop]):
-                raise BadUpdate(f"bytes {start} to {stop} between tensors are not zero", field="padding", bound=0)
-
-    def _check_segment(self, segment: Segment, region: Tensor) -> None:
-        reach = segment.encoding.reach(self.bound)
-        for start, stop in blocks(segment.num_values):
-            try:
-                magnitude = segment.encoding.magnitude(region, start, stop)
-            except ValueError as error:
-                spec = self._spec_at(segment.index + start)
-                raise BadUpdate(
-                    f'tensor "{spec.name}" holds {error}, which {segment.encoding.name} never writes', field=spec.name
-                ) from None
-            if not magnitude <= reach:  # NaN compares false
-                raise self._out_of_bounds(segment, region, start, stop, reach)
-
-    def _out_of_bounds(self, segment: Segment, region: Tensor, start: int, stop: int, reach: float) -> BadUpdate:
-        value_P = torch.empty(stop - start, dtype=torch.float64)
-        segment.encoding.decode(region, start, value_P)
-        beyond = (~(value_P.abs() <= reach)).nonzero()
-        # A scale may be out of bounds though the levels beside it are small: then the first value of the block names it.
-        place = int(beyond[0]) if beyond.numel() else 0
-        spec = self._spec_at(segment.index + start + place)
-        value = value_P[place].item()
-        return BadUpdate(
-            f'tensor "{spec.name}" moves by {value}, the bound is {self.bound:g}; lower the learning rate, or raise '
-            "strategy.sum.bound in the job",
-            field=spec.name,
-            value=value,
-            bound=self.bound,
-        )
-
-    def _spec_at(self, index: int) -> TensorSpec:
-        """The tensor that value `index` of the flat vector belongs to."""
-        return next(e.spec for e in self.layout.means if e.index <= index < e.index + e.num_values)
+        """Returns where the update can be folded; see `check_update`. Raises BadUpdate."""
+        terms = Terms(max_weight=self.max_weight, bound=self.bound)
+        check_update(self.layout, terms, payload, weight, site=site, round=round, crc32=crc32)
 
     # --- fold -------------------------------------------------------------------------------------------------------
 
@@ -263,7 +180,7 @@ class RoundSum:
 
     # --- result -----------------------------------------------------------------------------------------------------
 
-    def mean(self, index: int, out_P: Tensor) -> None:
+    def difference(self, index: int, out_P: Tensor) -> None:
         """Writes values from `index` on of the weighted mean of differences, sum(w x) / sum(w), as float64.
 
         Two roundings, both relative 2^-53: of the factor w_max / sum(w), and of the product.
@@ -307,19 +224,6 @@ def _round(values_P: Tensor) -> Tensor:
     array = values_P.numpy()
     np.rint(array, out=array)
     return values_P
-
-
-def _check_raw(entry: RawEntry, region: Tensor) -> None:
-    dtype = DTYPES[entry.spec.dtype]
-    if dtype is torch.bool and region.numel() and int(region.max()) > 1:
-        raise BadUpdate(
-            f'tensor "{entry.spec.name}" is bool and holds bytes other than 0 and 1',
-            field=entry.spec.name,
-            value=int(region.max()),
-            bound="0 or 1",
-        )
-    if dtype.is_floating_point or dtype.is_complex:
-        require_finite(entry.spec, region.view(dtype))
 
 
 def _maximum(spec: TensorSpec, known: Tensor, region: Tensor) -> None:

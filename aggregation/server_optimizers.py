@@ -21,8 +21,6 @@ from atoll.aggregation.optimizer_state import OptimizerState
 from atoll.wire.job import Strict
 from atoll.wire.manifest import Manifest
 
-__all__ = ["Adagrad", "Adam", "AdamW", "OptimizerState", "ServerOptimizer", "Sgd", "initial_state"]
-
 Blocks = Mapping[str, Tensor]  # state of one block by name, each as long as the block
 
 

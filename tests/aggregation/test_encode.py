@@ -85,3 +85,12 @@ def test_block_size_changes_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
         for size in (256, 4096, 1 << 20):
             monkeypatch.setattr(encode, "BLOCK_VALUES", size)
             assert encoded(layout, base, trained) == wanted
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("codec", ["native", "bfloat16", "int8"])
+def test_a_model_on_the_device_gives_the_same_bytes(codec: str) -> None:
+    layout = layout_of(SMALL, codec)
+    base, trained = random_state(layout.manifest, 1), random_state(layout.manifest, 2)
+    on_device = {name: tensor.to("cuda") for name, tensor in trained.items()}
+    assert encoded(layout, base, on_device) == encoded(layout, base, trained)

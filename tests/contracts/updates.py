@@ -85,7 +85,7 @@ def encoded(
 def whole_mean(reduction: Reduction) -> Tensor:
     """The combined difference of all values, float64."""
     mean_V = torch.empty(reduction.layout.num_values, dtype=torch.float64)
-    reduction.mean(0, mean_V)
+    reduction.difference(0, mean_V)
     return mean_V
 
 
