@@ -36,11 +36,12 @@ def demo(
 
     from atoll.cli.demonstration import report
     from atoll.cli.demonstration.show import show
+    from atoll.cli.demonstration.stage import HOSPITALS
     from atoll.cli.output import note, print_json
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: processes are ended, then this one ends
         signal.signal(number, signal.default_int_handler)
-    outcome = show(rounds=rounds, out=out, notice=note, screen=sys.stderr)
+    outcome = show(HOSPITALS, rounds=rounds, out=out, notice=note, screen=sys.stderr)
     if as_json:
         print_json(report.record(outcome))
     else:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from atoll.cli.live import View, open_view
 from atoll.cli.output import note
-from atoll.client.researcher import watch
+from atoll.client.researcher import ENDED, watch
+from atoll.wire.errors import Unavailable
 
 if TYPE_CHECKING:
     from atoll.client.people import Person
@@ -39,5 +40,6 @@ async def _show(person: Person, run: str, view: View) -> runs_pb2.RunSnapshot:
     async with aclosing(watch(person, run, notice=view.say)) as snapshots:
         async for snapshot in snapshots:
             view.show(snapshot)
-            last = snapshot
-    return last
+            if snapshot.status in ENDED:
+                return snapshot
+    raise Unavailable(f"the view of run {run} ended before the run did; look again: atoll status {run}", run=run)

@@ -10,12 +10,11 @@ import json
 import sys
 from pathlib import Path
 
+from atoll.cli.demonstration.stage import DISTRIBUTION
 from atoll.cluster.app import build_app
 from atoll.cluster.central import train_centrally
 from atoll.cluster.registry import AppEntry, hash_distribution, load_app
 from atoll.wire.job import load_job
-
-DISTRIBUTION = "atoll-examples"
 
 
 def main(job_path: Path, data_path: Path) -> None:

@@ -6,13 +6,12 @@ from typing import Any
 
 from atoll.cli.demonstration.chart import draw
 from atoll.cli.demonstration.show import Outcome
-from atoll.cli.demonstration.stage import SITES
 
 
 def record(outcome: Outcome) -> dict[str, Any]:
     """The one line of `atoll demo --json`; its keys are promised to programs."""
     return {
-        "sites": len(SITES),
+        "sites": len(outcome.cast.sites),
         "rounds": outcome.run["num_rounds"],
         "test_accuracy": outcome.test_accuracy,
         "central_test_accuracy": outcome.central_accuracy,
@@ -28,8 +27,8 @@ def lines(outcome: Outcome) -> list[str]:
         "",
         *draw(list(outcome.accuracies.values()), central),
         "",
-        f"test accuracy, three sites that keep their data   {federated:.1%}",
-        f"the same model, all data in one place             {central:.1%}",
+        f"test accuracy, {len(outcome.cast.sites)} sites that keep their data   {federated:.1%}",
+        f"the same model, all data in one place         {central:.1%}",
         f"everything took {outcome.seconds:.0f} s",
         "",
         f"model  {outcome.model}",

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from atoll.cli.demonstration.chart import write_png
 from atoll.cli.demonstration.crew import Crew, DemoFailed, atoll_command
-from atoll.cli.demonstration.stage import APP, SITES, Stage, enrol_everybody, prepare_data, start_server, start_sites
+from atoll.cli.demonstration.stage import Cast, Stage, enrol_everybody, prepare_data, start_server, start_sites
 from atoll.wire.errors import ConfigError
 
 MODEL_FILE = "model.safetensors"
@@ -35,6 +35,7 @@ server = true
 class Outcome:
     """What the demo brought."""
 
+    cast: Cast
     run: Mapping[str, Any]  # as `atoll status RUN --json` prints it
     accuracies: Mapping[int, float]  # of the whole test set, by round; a busy machine may skip rounds, never the last
     central_accuracy: float  # of the same model, trained as long with all data in one place
@@ -48,10 +49,11 @@ class Outcome:
         return self.accuracies[max(self.accuracies)]
 
 
-def show(*, rounds: int | None, out: Path, notice: Callable[[str], None], screen: IO[str]) -> Outcome:
+def show(cast: Cast, *, rounds: int | None, out: Path, notice: Callable[[str], None], screen: IO[str]) -> Outcome:
     """Runs the whole demo.
 
     Args:
+        cast: which example, and the sites.
         rounds: of training; those of the example's job where None.
         out: folder for model and plot; made when absent.
         notice: hears each step.
@@ -65,15 +67,15 @@ def show(*, rounds: int | None, out: Path, notice: Callable[[str], None], screen
     began_s = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="atoll-demo-"))
-    stage = Stage.choose(folder)
+    stage = Stage.choose(folder, cast)
     with _kept_on_failure(folder), Crew(folder / "logs", _environment()) as crew:
-        notice("splitting the handwritten digits over three sites")
+        notice(f"splitting the data of the example {cast.app} over {len(cast.sites)} sites")
         prepare_data(stage, crew)
         notice(f"starting a server on 127.0.0.1:{stage.port}")
         start_server(stage, crew)
-        notice("enrolling three sites and a researcher with one-time tokens, signing the member list")
+        notice(f"enrolling {len(cast.sites)} sites and a researcher with one-time tokens, signing the member list")
         enrol_everybody(stage, crew)
-        notice("starting three sites: " + ", ".join(name for name, _ in SITES))
+        notice("starting the sites: " + ", ".join(name for name, _ in cast.sites))
         start_sites(stage, crew)
         job_path = _write_job(stage, rounds)
         notice("submitting the job; models and updates go over mutual TLS, data stays where it is")
@@ -83,8 +85,9 @@ def show(*, rounds: int | None, out: Path, notice: Callable[[str], None], screen
         notice("for comparison: training the same model with all data in one place")
         central = _train_centrally(stage, crew, job_path)
     plot = out / PLOT_FILE
-    drawn = write_png(plot, accuracies, central, title=f"{APP}: {len(SITES)} sites, federated averaging")
+    drawn = write_png(plot, accuracies, central, title=f"{cast.app}: {len(cast.sites)} sites")
     return Outcome(
+        cast=cast,
         run=run,
         accuracies=accuracies,
         central_accuracy=central,
@@ -125,7 +128,7 @@ def _train_centrally(stage: Stage, crew: Crew, job: Path) -> float:
 
 def _write_job(stage: Stage, rounds: int | None) -> Path:
     """The example's own job, judged at the server too, with another number of rounds where that was asked for."""
-    text = (resources.files(f"atoll_examples.{APP}") / "job.toml").read_text()
+    text = (resources.files(f"atoll_examples.{stage.cast.app}") / "job.toml").read_text()
     if rounds is not None:
         text = re.sub(r"(?m)^rounds\s*=.*$", f"rounds = {rounds}", text)
     if "[evaluation]" not in text:

@@ -148,7 +148,7 @@ def test_what_cannot_be_done_is_one_line_and_a_code(
     ids=["app", "value", "privacy", "strategy"],
 )
 def test_a_job_that_cannot_run_is_refused_before_it_is_sent(
-    lone: Federation, table: dict[str, str], said: str, tmp_path: Path
+    lone: Federation, table: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     (tmp_path / "job.toml").write_text(trial_job(**table))
     done = lone.atoll("run", tmp_path / "job.toml", "--home", lone.researcher, check=False)
