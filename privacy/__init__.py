@@ -1,1 +1,1 @@
-""" """
+"""What an update may reveal: clipping and fixed point, secure aggregation, differential privacy. Empty for now."""

@@ -28,6 +28,7 @@ from atoll.server.coordinator import Coordinator
 from atoll.server.database import FolderLock
 from atoll.server.enrolment import EnrolmentService, RenewalService
 from atoll.server.evaluator import Evaluator
+from atoll.server.expiry import watch_certificates
 from atoll.server.first_operator import renew_operator
 from atoll.server.runs_service import RunsService
 from atoll.server.security import Gate, as_stranger, by_certificate, by_claim
@@ -110,6 +111,7 @@ class Server:
         self.coordinator = Coordinator(settings=settings, folder=place, store=store, evaluator=evaluator)
         self._members: grpc.aio.Server | None = None
         self._newcomers: grpc.aio.Server | None = None
+        self._watch: asyncio.Task[None] | None = None  # over members' certificates
         self.port = self.enrolment_port = 0
 
     @property
@@ -132,7 +134,7 @@ class Server:
             check_bind(getattr(self._settings, key), key)  # gRPC would not say why, and log on its own
         identify = by_claim if self._settings.plaintext else by_certificate(self._store, self._settings.federation)
         self._members = grpc.aio.server(interceptors=[Gate(identify)], options=server_options())
-        self._newcomers = grpc.aio.server(interceptors=[Gate(as_stranger)], options=server_options())
+        self._newcomers = grpc.aio.server(interceptors=[Gate(as_stranger)], options=server_options(for_strangers=True))
         credentials = None if self._settings.plaintext else self._credentials(require_client=True)
         self.port = self._bind(self._members, "listen", credentials)
         self.enrolment_port = self._bind(self._newcomers, "enrolment_listen", self._credentials(require_client=False))
@@ -140,9 +142,12 @@ class Server:
         await self.coordinator.start()
         await self._members.start()
         await self._newcomers.start()
+        self._watch = asyncio.create_task(watch_certificates(self._store), name="certificates")
 
     async def drain(self) -> None:
         """Lets nobody in any more, ends streams in order, gives other calls `limits.drain_s`, and stops."""
+        if self._watch is not None:
+            self._watch.cancel()
         servers = [server for server in (self._newcomers, self._members) if server is not None]
         stopping = [asyncio.create_task(server.stop(self._settings.limits.drain_s)) for server in servers]
         await asyncio.sleep(0)  # the stops begin first, or a site whose stream ends would come straight back

@@ -21,7 +21,7 @@ from atoll.server.summary import RunSummary
 from atoll.server.surroundings import Surroundings
 from atoll.server.transfers import Sink, Transfers
 from atoll.wire import runs_pb2
-from atoll.wire.errors import NotAllowed, Stale, TooLarge, Unknown
+from atoll.wire.errors import NotAllowed, Stale, TooLarge, Unavailable, Unknown
 from atoll.wire.job import Job, decode_job
 from atoll.wire.manifest import Manifest
 from atoll.wire.names import new_run_id
@@ -49,6 +49,7 @@ class OpenRuns:
         self._drivers: dict[str, RunDriver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._submissions: dict[str, Submission] = {}  # runs whose version 0 is not here yet
+        self._closed = False
 
     # --- life -------------------------------------------------------------------------------------------------------
 
@@ -66,6 +67,9 @@ class OpenRuns:
 
     async def close(self) -> None:
         """Stop all drivers where they are; their journals hold the rest."""
+        self._closed = True
+        for driver in self:
+            driver.summary.wake()  # those who watch end their streams
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -184,6 +188,8 @@ class OpenRuns:
                 summary = await self._summary(await asyncio.to_thread(self._store.run, run))
                 continue
             await summary.changed(seen)
+            if self._closed:
+                raise Unavailable(f"the server goes down; run {run} goes on when it is back", run=run)
 
     async def _summary(self, row: RunRow) -> RunSummary:
         driver = self._drivers.get(row.run)

@@ -45,21 +45,21 @@ class RunSummary:
 
     def set_status(self, status: str, reason: errors_pb2.ErrorDetail | None = None) -> None:
         self.status, self._reason = status, reason
-        self._touch()
+        self.wake()
 
     def set_trouble(self, text: str) -> None:
         """Say why a run does not go on for now; "" when it does again."""
         if text != self._trouble:
             self._trouble = text
-            self._touch()
+            self.wake()
 
     def site_is(self, site: str, state: str, *, done: int = 0, total: int = 0, detail: str = "") -> None:
         self._sites[site] = runs_pb2.SiteProgress(site=site, state=state, done=done, total=total, detail=detail)
-        self._touch()
+        self.wake()
 
     def round_opened(self, number: int, at_s: float, transferred: tuple[int, int]) -> None:
         self._opened.setdefault(number, _Opened(at_s=at_s, transferred=transferred))
-        self._touch()
+        self.wake()
 
     def round_closed(
         self, round_: Round, version: int, at_s: float, transferred: tuple[int, int]
@@ -79,12 +79,12 @@ class RunSummary:
             bytes_down=transferred[1] - opened.transferred[1],
         )
         self._records[round_.number] = record
-        self._touch()
+        self.wake()
         return record
 
     def observe(self, event: RunEvent | None, state: RunState) -> int | None:
         """Take in an event that was applied; the round whose evaluation it changed, if any."""
-        self._touch()
+        self.wake()
         version = 0
         if isinstance(event, SiteEvaluated):
             version = int(event.task.split(".", 1)[0].removeprefix("e"))
@@ -154,7 +154,8 @@ class RunSummary:
                 self._waiters.discard(waiter)
         return self._changes
 
-    def _touch(self) -> None:
+    def wake(self) -> None:
+        """Count a change, and wake those who wait for one."""
         self._changes += 1
         for waiter in self._waiters:
             if not waiter.done():
