@@ -20,8 +20,11 @@ FRAME_BYTES = 1 << 20  # payload of a frame unless told otherwise: large enough 
 MAX_FRAME_BYTES = 4 << 20  # largest payload taken
 
 
-def encode_frame(offset: int, payload: memoryview) -> bytes:
+def encode_frame(offset: int, payload: memoryview, crc32: int | None = None) -> bytes:
     """The frame of `payload` (contiguous bytes), which stands at byte `offset` of the whole object. Copies once.
+
+    Args:
+        crc32: of the payload (zlib) where it is known, which saves most of the work; None computes it.
 
     Raises:
         ValueError: the payload is empty or over MAX_FRAME_BYTES, or ends beyond the largest object.
@@ -30,7 +33,7 @@ def encode_frame(offset: int, payload: memoryview) -> bytes:
         raise ValueError(f"a frame holds 1 to {MAX_FRAME_BYTES} bytes, not {payload.nbytes}")
     if not 0 <= offset <= MODEL_BYTES - payload.nbytes:
         raise ValueError(f"a frame at byte {offset} of {payload.nbytes} bytes ends beyond {MODEL_BYTES}")
-    header = FRAME_HEADER.pack(offset, payload.nbytes, zlib.crc32(payload))
+    header = FRAME_HEADER.pack(offset, payload.nbytes, zlib.crc32(payload) if crc32 is None else crc32)
     return b"".join((header, payload))
 
 

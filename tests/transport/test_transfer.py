@@ -24,6 +24,7 @@ from atoll.transport.staging import StagingPool, StagingSlot
 from atoll.transport.transfer import (
     GRANT_METADATA_KEY,
     UPLOAD_METHOD,
+    Checksums,
     Withdrawal,
     download,
     frames,
@@ -46,7 +47,7 @@ from atoll.wire.errors import (
     from_rpc,
     to_detail,
 )
-from atoll.wire.frames import encode_frame
+from atoll.wire.frames import decode_frame, encode_frame
 from atoll.wire.transfer_pb2 import DownloadRequest, TransferStatus
 
 FRAME = 16 << 10
@@ -467,6 +468,27 @@ async def test_a_grant_beyond_what_is_here_is_stale(tmp_path: Path) -> None:
     async with loopback(tmp_path) as net, net.channel() as channel:
         with pytest.raises(Stale, match="fetch again"):
             await download(channel, net.server.grant(up=False, offset=5), tmp_path / "version-7")
+
+
+async def test_checksums_are_computed_once_for_all_readers_of_an_object(tmp_path: Path) -> None:
+    path, data, checksums = tmp_path / "file", os.urandom(100), Checksums()
+    path.write_bytes(b"header" + data)
+
+    async def read(offset: int) -> list[bytes]:
+        stream = frames(path, 6, 100, offset, frame_bytes=40, checksums=checksums)
+        return [bytes(decode_frame(frame)[1]) async for frame in stream]
+
+    assert await read(0) == [data[:40], data[40:80], data[80:]]
+    assert checksums == {
+        (0, 40): zlib.crc32(data[:40]),
+        (40, 80): zlib.crc32(data[40:80]),
+        (80, 100): zlib.crc32(data[80:]),
+    }
+    assert await read(7) == [data[7:40], data[40:80], data[80:]]  # cut alike after the first
+    assert len(checksums) == 4
+    checksums[80, 100] ^= 1
+    with pytest.raises(BadFrame):  # so it is used
+        await read(0)
 
 
 async def test_an_offset_beyond_the_end_is_refused(tmp_path: Path) -> None:
