@@ -25,7 +25,7 @@ demo: install
 	@$(VENV)/bin/atoll demo $(DEMO_ARGS)
 
 test: install
-	@$(VENV)/bin/pytest --quiet --numprocesses $(TEST_JOBS) $(TEST_ARGS)
+	@$(VENV)/bin/pytest --quiet --numprocesses $(TEST_JOBS) --dist loadfile $(TEST_ARGS)
 
 check: install
 	@VENV=$(VENV) scripts/check

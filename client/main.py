@@ -13,12 +13,13 @@ from atoll.client.agent import Agent
 from atoll.client.home import SiteHome, sole_agent
 from atoll.client.link import find_link
 from atoll.client.settings import load_settings
+from atoll.client.steps import Observer, unobserved
 from atoll.transport.mallopt import tune_malloc
 
 LOG_BYTES, NUM_OLD_LOGS = 10 << 20, 5
 
 
-def run_agent(home: Path) -> None:
+def run_agent(home: Path, on_step: Observer = unobserved) -> None:
     """Be the agent of the site whose home is `home`, until SIGTERM or SIGINT.
 
     Raises:
@@ -33,7 +34,7 @@ def run_agent(home: Path) -> None:
     with sole_agent(site):
         _log_to(site.logs / "agent.log")
         tune_malloc()
-        asyncio.run(_run(Agent(settings=settings, home=site, link=link)))
+        asyncio.run(_run(Agent(settings=settings, home=site, link=link, on_step=on_step)))
 
 
 async def _run(agent: Agent) -> None:

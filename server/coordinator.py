@@ -22,6 +22,7 @@ from atoll.server.round import Metrics
 from atoll.server.security import as_remote
 from atoll.server.sessions import Session, Sessions
 from atoll.server.settings import ServerFolder, ServerSettings
+from atoll.server.steps import Observer, Step, unobserved
 from atoll.server.store import Store
 from atoll.server.transfers import Transfers
 from atoll.wire import control_pb2 as pb
@@ -49,11 +50,19 @@ class Coordinator:
     """All that the services share."""
 
     def __init__(
-        self, *, settings: ServerSettings, folder: ServerFolder, store: Store, evaluator: Evaluator | None = None
+        self,
+        *,
+        settings: ServerSettings,
+        folder: ServerFolder,
+        store: Store,
+        evaluator: Evaluator | None = None,
+        on_step: Observer = unobserved,
     ) -> None:
         self.settings = settings
         self.sessions = Sessions()
-        self.transfers = Transfers(limits=settings.limits, staging=folder.staging, send=self.sessions.send)
+        self.transfers = Transfers(
+            limits=settings.limits, staging=folder.staging, send=self.sessions.send, on_step=on_step
+        )
         self.runs = OpenRuns(
             settings=settings,
             folder=folder,
@@ -61,10 +70,12 @@ class Coordinator:
             transfers=self.transfers,
             around=self,
             on_change=self._make_offers,
+            on_step=on_step,
         )
         self._store = store
         self._evaluator = evaluator
-        self._results = Results(runs=self.runs, sessions=self.sessions, transfers=self.transfers)
+        self._results = Results(runs=self.runs, sessions=self.sessions, transfers=self.transfers, on_step=on_step)
+        self._on_step = on_step
         self._leases = Leases(settings.limits.lease_s)
         self._offers = Offers()
         self._active_sites: frozenset[str] = frozenset()  # those on the member list
@@ -258,6 +269,7 @@ class Coordinator:
             if driver is not None:
                 driver.summary.site_is(site, "offered")
                 self.sessions.send(site, run_offer=driver.offer(len(driver.job.job.sites or places)))
+                self._on_step(Step.OFFERED, run)
         for driver in open_drivers:
             if not self._offers.is_pending(driver.run):
                 driver.nobody_left_to_ask()

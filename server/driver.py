@@ -45,6 +45,7 @@ from atoll.server.run_state import (
     Task,
     WithdrawTask,
 )
+from atoll.server.steps import Observer, Step
 from atoll.server.store import Store
 from atoll.server.summary import RunSummary
 from atoll.server.surroundings import Surroundings
@@ -82,6 +83,7 @@ class RunDriver:
         store: Store,
         around: Surroundings,
         keep_versions: int,
+        on_step: Observer,
     ) -> None:
         self.run = row.run
         self.job = job
@@ -93,6 +95,7 @@ class RunDriver:
         self.summary = RunSummary(row, plan.num_rounds)
         self._row = row
         self._keep_versions = keep_versions
+        self._on_step = on_step
         self._store = store
         self._around = around
         self._inbox: asyncio.Queue[_Item] = asyncio.Queue()
@@ -197,6 +200,7 @@ class RunDriver:
             state, actions = advance(self.plan, self.state, item.event)
             if state is not self.state:
                 await self._durably(self._store.append, self.run, [encode_event(item.event)])
+                self._on_step(Step.JOURNALLED, self.run)
                 self.state = state
         if item.then is not None:
             await item.then()
@@ -208,6 +212,8 @@ class RunDriver:
     async def _after(self, event: RunEvent | None) -> None:
         """Keep what people see in step with the state."""
         number = self.summary.observe(event, self.state)
+        if number is not None:
+            self._on_step(Step.EVALUATED, self.run)
         if number is not None and self.summary.evaluation_settled(number, self.state):
             record = self.summary.record(number).SerializeToString()
             await self._durably(self._store.update_round_record, self.run, number, record)
@@ -242,7 +248,9 @@ class RunDriver:
 
     async def _commit(self, round_: Round) -> None:
         """The one durable point of a round: journal entry, record and model version in one transaction."""
+        self._on_step(Step.CLOSING, self.run)
         new = await self._durably(self.pipeline.make_version, round_, self.state.version)
+        self._on_step(Step.MADE, self.run)
         event = Committed(round=round_.number, version=new.version)
         record = self.summary.round_closed(round_, new.version, time.monotonic(), self._around.transferred(self.run))
         row = RoundRow(
@@ -253,6 +261,7 @@ class RunDriver:
             num_bytes=new.num_bytes,
         )
         await self._durably(self._store.commit_round, self.run, [encode_event(event)], row)
+        self._on_step(Step.COMMITTED, self.run)
         self.state, actions = advance(self.plan, self.state, event)
         self.pipeline.drop(round_.number)
         log.info("run %s: round %d committed as version %d", self.run, round_.number, new.version)
@@ -266,6 +275,7 @@ class RunDriver:
     def _announce(self, number: int, version: int) -> None:
         for site in {**self.state.members, **self.state.former}:
             self._around.send(site, committed=pb.Committed(run=self.run, round=number, version=version))
+        self._on_step(Step.ANNOUNCED, self.run)
         self._spawn(self._prune())
 
     async def _prune(self) -> None:
@@ -284,6 +294,7 @@ class RunDriver:
             base_version=task.base_version,
         )
         self._around.send(task.site, task=message)
+        self._on_step(Step.DISPATCHED, self.run)
 
     def _withdraw(self, task: Task, reason: str) -> None:
         error = Stale(f"task {task.task} is withdrawn: {reason}", site=task.site, run=self.run, round=task.round)
@@ -328,6 +339,7 @@ class RunDriver:
             await self._durably(self._store.set_status, self.run, "running", None)
 
     async def _end(self, action: EndRun) -> None:
+        self._on_step(Step.ENDED, self.run)
         status = action.outcome.value
         reason = to_detail(_why(action, self.run)) if action.reason else None
         await self._durably(self._store.set_status, self.run, status, reason.SerializeToString() if reason else None)

@@ -33,6 +33,7 @@ from atoll.server.first_operator import renew_operator
 from atoll.server.runs_service import RunsService
 from atoll.server.security import Gate, as_stranger, by_certificate, by_claim
 from atoll.server.settings import ServerFolder, ServerSettings, load_settings, parse_address
+from atoll.server.steps import Observer, unobserved
 from atoll.server.store import Store
 from atoll.transport.credentials import server_credentials, server_options
 from atoll.transport.mallopt import tune_malloc
@@ -43,7 +44,7 @@ from atoll.wire.errors import ConfigError, LocalError, PortInUse
 log = logging.getLogger(__name__)
 
 
-def run_server(folder: Path) -> None:
+def run_server(folder: Path, on_step: Observer = unobserved) -> None:
     """Runs the server in `folder` until SIGTERM or Ctrl-C; prints one line when it is ready.
 
     Raises:
@@ -54,7 +55,7 @@ def run_server(folder: Path) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     tune_malloc()
     with _opened(ServerFolder(root=folder.resolve()), settings) as (store, authority):
-        asyncio.run(_serve(ServerFolder(root=folder.resolve()), settings, store, authority))
+        asyncio.run(_serve(ServerFolder(root=folder.resolve()), settings, store, authority, on_step))
 
 
 @contextmanager
@@ -81,8 +82,10 @@ def _opened(place: ServerFolder, settings: ServerSettings) -> Iterator[tuple[Sto
         lock.release()
 
 
-async def _serve(place: ServerFolder, settings: ServerSettings, store: Store, authority: Authority) -> None:
-    server = Server(place=place, settings=settings, store=store, authority=authority)
+async def _serve(
+    place: ServerFolder, settings: ServerSettings, store: Store, authority: Authority, on_step: Observer
+) -> None:
+    server = Server(place=place, settings=settings, store=store, authority=authority, on_step=on_step)
     end = asyncio.Event()
     kill = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -105,10 +108,20 @@ async def _serve(place: ServerFolder, settings: ServerSettings, store: Store, au
 class Server:
     """The two ports and all that answers on them."""
 
-    def __init__(self, *, place: ServerFolder, settings: ServerSettings, store: Store, authority: Authority) -> None:
+    def __init__(
+        self,
+        *,
+        place: ServerFolder,
+        settings: ServerSettings,
+        store: Store,
+        authority: Authority,
+        on_step: Observer = unobserved,
+    ) -> None:
         self._settings, self._store, self._authority = settings, store, authority
         evaluator = Evaluator(settings=settings, folder=place, store=store) if settings.apps else None
-        self.coordinator = Coordinator(settings=settings, folder=place, store=store, evaluator=evaluator)
+        self.coordinator = Coordinator(
+            settings=settings, folder=place, store=store, evaluator=evaluator, on_step=on_step
+        )
         self._members: grpc.aio.Server | None = None
         self._newcomers: grpc.aio.Server | None = None
         self._watch: asyncio.Task[None] | None = None  # over members' certificates

@@ -15,6 +15,7 @@ from atoll.server.records import OPEN_STATUSES, RunRow
 from atoll.server.run_state import Plan
 from atoll.server.security import Caller
 from atoll.server.settings import ServerFolder, ServerSettings
+from atoll.server.steps import Observer, Step
 from atoll.server.store import Store
 from atoll.server.submission import Submission, read_submission
 from atoll.server.summary import RunSummary
@@ -39,6 +40,7 @@ class OpenRuns:
         transfers: Transfers,
         around: Surroundings,
         on_change: Callable[[], None],
+        on_step: Observer,
     ) -> None:
         self._settings = settings
         self._folder = folder
@@ -46,6 +48,7 @@ class OpenRuns:
         self._transfers = transfers
         self._around = around
         self._on_change = on_change
+        self._on_step = on_step
         self._drivers: dict[str, RunDriver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._submissions: dict[str, Submission] = {}  # runs whose version 0 is not here yet
@@ -118,6 +121,7 @@ class OpenRuns:
             return runs_pb2.SubmitReply(run=row.run)
         if row.run not in self._submissions:
             self._expect_model(row, manifest)
+        self._on_step(Step.SUBMITTED, row.run)
         grant = self._transfers.grant_upload(caller.name, row.run, manifest.num_bytes)
         grant.offset = self._submissions[row.run].slot.received_bytes
         return runs_pb2.SubmitReply(run=row.run, upload=grant)
@@ -135,7 +139,9 @@ class OpenRuns:
 
     def _expect_model(self, row: RunRow, manifest: Manifest) -> None:
         async def queue() -> None:
+            self._on_step(Step.STORED, row.run)
             await asyncio.to_thread(self._store.set_status, row.run, "queued", None)
+            self._on_step(Step.QUEUED, row.run)
             self._submissions.pop(row.run, None)
             driver = self._drive(await asyncio.to_thread(self._store.run, row.run), manifest)
             await driver.started()
@@ -162,6 +168,7 @@ class OpenRuns:
             store=self._store,
             around=self._around,
             keep_versions=self._settings.limits.keep_versions,
+            on_step=self._on_step,
         )
         self._drivers[row.run] = driver
         self._tasks[row.run] = asyncio.create_task(driver.drive(), name=f"run {row.run}")

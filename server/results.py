@@ -11,6 +11,7 @@ from atoll.server.open_runs import OpenRuns
 from atoll.server.round import Metrics
 from atoll.server.run_state import Task
 from atoll.server.sessions import Session, Sessions
+from atoll.server.steps import Observer, Step
 from atoll.server.transfers import Transfers, Whole
 from atoll.server.validate import Standing, standing_of
 from atoll.wire import control_pb2 as pb
@@ -22,10 +23,11 @@ log = logging.getLogger(__name__)
 class Results:
     """Turns what sites say of their tasks into events of the runs."""
 
-    def __init__(self, *, runs: OpenRuns, sessions: Sessions, transfers: Transfers) -> None:
+    def __init__(self, *, runs: OpenRuns, sessions: Sessions, transfers: Transfers, on_step: Observer) -> None:
         self._runs = runs
         self._sessions = sessions
         self._transfers = transfers
+        self._on_step = on_step
 
     def progress(self, site: str, progress: pb.Progress) -> None:
         """For people only."""
@@ -113,7 +115,9 @@ class Results:
         round_ = driver.state.rounds.get(result.round)
         if round_ is None:
             raise _closed(driver, site, result)
+        self._on_step(Step.RECEIVED, driver.run)
         await asyncio.to_thread(driver.pipeline.check, round_, site, result.weight, update)
+        self._on_step(Step.CHECKED, driver.run)
 
     async def _accept(self, driver: RunDriver, site: str, result: pb.Result, update: memoryview) -> None:
         """Tell the run; once that is in the journal, fold the update before anything else happens in the run."""
@@ -127,6 +131,7 @@ class Results:
                 if round_ is None or known is None or known.attempt != key.attempt:
                     raise _closed(driver, site, result)
                 await asyncio.to_thread(driver.pipeline.fold, round_, site, known.weight, update)
+                self._on_step(Step.FOLDED, driver.run)
             except BaseException as error:
                 done.set_exception(error if isinstance(error, RemoteError) else RuntimeError("not folded"))
                 if not isinstance(error, RemoteError):

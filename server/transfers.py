@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from atoll.server.models import RunModels
 from atoll.server.security import current_caller
 from atoll.server.settings import LimitsSection
+from atoll.server.steps import Observer, Step
 from atoll.transport.grants import Ask, Grant, GrantTable, Subject
 from atoll.transport.staging import StagingPool, StagingSlot
 from atoll.transport.transfer import GRANT_METADATA_KEY, Withdrawal, frames, receive
@@ -68,8 +69,9 @@ class _Download:
 class Transfers:
     """All transfers of one server. `send` queues a control message for a site."""
 
-    def __init__(self, *, limits: LimitsSection, staging: Path, send: Send) -> None:
+    def __init__(self, *, limits: LimitsSection, staging: Path, send: Send, on_step: Observer) -> None:
         self._send = send
+        self._on_step = on_step
         self._table = GrantTable(
             limits.max_uploads, limits.max_downloads, time.monotonic, min_bytes_per_s=limits.min_bytes_per_s
         )
@@ -246,11 +248,15 @@ class Transfers:
         try:
             async with Withdrawal() as withdrawal:
                 self._running[grant.id] = withdrawal
-                return await receive(requests, slot, lambda received: table.progress(grant.id, received))
+                return await receive(requests, slot, lambda received: self._moved(table, grant, received))
         finally:
             self._running.pop(grant.id, None)
             self._bytes[grant.ask.subject.run][0] += max(0, slot.received_bytes - before)
             table.finish(grant.id)
+
+    def _moved(self, table: GrantTable, grant: Grant, received: int) -> None:
+        table.progress(grant.id, received)
+        self._on_step(Step.RECEIVING, grant.ask.subject.run)
 
     async def _settle(self, upload: _Upload) -> None:
         """Hand a whole object on, then free its slot. What is wrong with it is told by whoever takes it."""
@@ -279,6 +285,7 @@ class Transfers:
                     asyncio.get_running_loop().call_later(1.0, self._ask_again, ask)
                     continue
             self._send(ask.site, grant=message)
+            self._on_step(Step.GRANTED, ask.subject.run)
 
     def _ask_again(self, ask: Ask) -> None:
         if (ask.site, ask.subject) in self._uploads:

@@ -94,9 +94,11 @@ class Federation:
     def start_server(self) -> Process:
         """Start the server and wait until its ports take connections."""
         self.server = self.start("server", "server", "run", self.server_folder)
-        for port in self.ports:
-            self.wait_for(lambda port=port: connects(port), "the server listens", self.server)  # type: ignore[misc]
+        self.wait_for_ports()
         return self.server
+
+    def wait_for_ports(self) -> None:
+        self.wait_for(lambda: all(connects(port) for port in self.ports), "the server listens", self.server)
 
     def enrol_site(self, name: str, *, organisation: str = "", settings: str = "", policy: str | None = None) -> None:
         """Token, keys, site.toml with the trial app and this site's data, a policy that allows it."""
@@ -218,9 +220,12 @@ class Federation:
         return Done(code=done.returncode, out=done.stdout, err=done.stderr)
 
     def start(self, name: str, *arguments: str | Path, **environment: str) -> Process:
+        return self.start_program(name, command(arguments), **environment)
+
+    def start_program(self, name: str, arguments: Sequence[str], **environment: str) -> Process:
         log = self.root / f"{name}.log"
         with log.open("ab") as file:
-            popen = subprocess.Popen(command(arguments), env=self.environment | environment, stdout=file, stderr=file)
+            popen = subprocess.Popen(arguments, env=self.environment | environment, stdout=file, stderr=file)
         return Process(popen=popen, log=log)
 
     def wait_for(self, what: Callable[[], bool], name: str, process: Process | None = None) -> None:

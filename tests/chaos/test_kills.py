@@ -1,0 +1,93 @@
+"""kill -9 of the server and of an agent at each named step: the run ends with the bytes of the undisturbed one."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from chaos.conftest import JOB
+from integration.federation import Federation, Process
+
+from atoll.client.steps import Step as SiteStep
+from atoll.server.steps import Step as ServerStep
+
+PROGRAM = Path(__file__).parents[1] / "samples" / "killed_process.py"
+
+# In the order of a run; the number says which occurrence kills. The first three hit the submission itself.
+SERVER_STEPS = [
+    (ServerStep.SUBMITTED, 1),
+    (ServerStep.STORED, 1),
+    (ServerStep.QUEUED, 1),
+    (ServerStep.OFFERED, 2),
+    (ServerStep.JOURNALLED, 1),
+    (ServerStep.JOURNALLED, 3),
+    (ServerStep.DISPATCHED, 2),
+    (ServerStep.GRANTED, 1),
+    (ServerStep.GRANTED, 4),
+    (ServerStep.RECEIVING, 2),
+    (ServerStep.RECEIVED, 1),
+    (ServerStep.CHECKED, 2),
+    (ServerStep.FOLDED, 2),
+    (ServerStep.CLOSING, 1),
+    (ServerStep.MADE, 1),
+    (ServerStep.MADE, 2),
+    (ServerStep.COMMITTED, 1),
+    (ServerStep.ANNOUNCED, 1),
+    (ServerStep.EVALUATED, 1),
+    (ServerStep.EVALUATED, 5),
+    (ServerStep.ENDED, 1),
+]
+SHORT = {ServerStep.RECEIVED, ServerStep.MADE, ServerStep.COMMITTED, SiteStep.WORKED, SiteStep.KEPT}
+
+
+def _marked(steps: list[tuple[ServerStep | SiteStep, int]]) -> list[object]:
+    """Every step; those beyond the short version are marked, and run by scripts/chaos."""
+    return [
+        pytest.param(step, nth, id=f"{step}-{nth}", marks=() if step in SHORT and nth == 1 else pytest.mark.chaos)
+        for step, nth in steps
+    ]
+
+
+@pytest.mark.parametrize(("step", "nth"), _marked([*SERVER_STEPS]))
+def test_the_server_killed_at_a_step(federation: Federation, undisturbed: str, step: ServerStep, nth: int) -> None:
+    assert federation.server is not None
+    federation.server.stop()
+    doomed = start_doomed(federation, "server", federation.server_folder, step, nth)
+    federation.server = doomed
+    federation.wait_for_ports()
+    run = federation.submit(JOB, check=False)
+    federation.wait_for(lambda: not doomed.running, f"the server dies at {step}")
+    assert doomed.popen.returncode == -signal.SIGKILL
+    federation.start_server()
+    if not run:  # the submission itself was cut, and the researcher was told
+        run = federation.newest_run()
+        if federation.status(run)["status"] == "uploading":
+            federation.atoll("stop", run, "--home", federation.researcher)
+            run = federation.submit(JOB)
+    state = federation.wait_for_end(run)
+    assert state["status"] == "finished", federation.logs()
+    assert [record["sites"] for record in state["rounds"]] == [3, 3]
+    assert federation.model_hash(run) == undisturbed
+
+
+@pytest.mark.parametrize(("step", "nth"), _marked([(step, 1) for step in SiteStep]))
+def test_an_agent_killed_at_a_step(federation: Federation, undisturbed: str, step: SiteStep, nth: int) -> None:
+    federation.sites["site-2"].stop()
+    doomed = start_doomed(federation, "site", federation.home("site-2"), step, nth)
+    federation.sites["site-2"] = doomed
+    run = federation.submit(JOB)
+    federation.wait_for(lambda: not doomed.running, f"the agent dies at {step}")
+    assert doomed.popen.returncode == -signal.SIGKILL
+    federation.start_site("site-2")
+    state = federation.wait_for_end(run)
+    assert state["status"] == "finished", federation.logs()
+    assert [record["sites"] for record in state["rounds"]] == [3, 3]
+    assert federation.model_hash(run) == undisturbed
+
+
+def start_doomed(federation: Federation, kind: str, folder: Path, step: str, nth: int) -> Process:
+    """A server or an agent that kills itself when the step comes for the nth time."""
+    name = "server" if kind == "server" else folder.name
+    return federation.start_program(name, [sys.executable, str(PROGRAM), kind, str(folder), step, str(nth)])
