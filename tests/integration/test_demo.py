@@ -32,6 +32,10 @@ def _left(folder: Path) -> list[str]:
     return found
 
 
+def _temporary(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name.startswith("atoll-")]
+
+
 def test_the_demo_trains_reports_and_cleans_up(tmp_path: Path) -> None:
     process = _demo(tmp_path / "out", "--json", "--rounds", "4")
     out, err = process.communicate(timeout=PATIENCE_S)
@@ -42,14 +46,11 @@ def test_the_demo_trains_reports_and_cleans_up(tmp_path: Path) -> None:
     assert (line["sites"], line["rounds"]) == (3, 4)
     assert 0.85 < line["test_accuracy"] <= 1
     assert 0.9 < line["central_test_accuracy"] <= 1
-    assert {name: array.shape for name, array in load_file(line["model"]).items()} == {
-        "0.weight": (64, 64),
-        "0.bias": (64,),
-        "2.weight": (10, 64),
-        "2.bias": (10,),
-    }
+    tensors = load_file(line["model"])
+    assert set(tensors) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert tensors["2.bias"].shape == (10,)
     assert (tmp_path / "out" / "accuracy.png").stat().st_size > 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"], "the temporary folder is gone"
+    assert _temporary(tmp_path) == []
     assert _left(tmp_path) == []
 
 
@@ -65,4 +66,4 @@ def test_ctrl_c_ends_every_process_of_the_demo(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "Traceback" not in err
     assert _left(tmp_path) == []
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("atoll-demo-")] == []
+    assert _temporary(tmp_path) == []
