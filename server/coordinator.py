@@ -38,7 +38,6 @@ from atoll.wire.errors import (
     from_detail,
     to_detail,
 )
-from atoll.wire.job import Job
 from atoll.wire.members_pb2 import ACTIVE, MemberList, SignedMemberList
 
 log = logging.getLogger(__name__)
@@ -310,12 +309,13 @@ class Coordinator:
         connected = self.sessions.by_site
         return self._offers.shortfall(_wanted(driver), least=least, connected=connected, known=self._active_sites)
 
-    async def evaluate(self, driver: RunDriver, job: Job, version: int) -> Metrics:
-        if self._evaluator is None:
-            raise Unknown("this server has no [apps] and [data] of its own to evaluate with", run=driver.run)
+    async def evaluate(self, run: str, version: int) -> Metrics:
+        driver = self.runs.get(run)
+        if self._evaluator is None or driver is None:
+            raise Unknown("this server has no [apps] and [data] of its own to evaluate with", run=run)
         try:
             path = driver.models.path(version)
-            return await self._evaluator.evaluate(driver.run, job, driver.manifest, version, path)
+            return await self._evaluator.evaluate(run, driver.job, driver.manifest, version, path)
         except AtollError as error:
             raise as_remote(error) from None
 

@@ -323,7 +323,7 @@ class RunDriver:
 
     async def _evaluate(self, version: int) -> None:
         try:
-            metrics = await self._around.evaluate(self, self.job, version)
+            metrics = await self._around.evaluate(self.run, version)
         except RemoteError as error:
             log.warning("run %s: version %d is not evaluated here: %s", self.run, version, error.message)
             self.tell(ServerEvaluated(version=version, metrics={}, error=error.message))

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from atoll.server.round import Metrics
 from atoll.wire.errors import RemoteError
-from atoll.wire.job import Job
-
-if TYPE_CHECKING:
-    from atoll.server.driver import RunDriver
 
 
 class Surroundings(Protocol):
@@ -27,7 +23,7 @@ class Surroundings(Protocol):
         """Who is missing for this run to start, and why, in words."""
         ...
 
-    async def evaluate(self, driver: RunDriver, job: Job, version: int) -> Metrics:
+    async def evaluate(self, run: str, version: int) -> Metrics:
         """Metric sums of a version on the server's own data."""
         ...
 

@@ -11,7 +11,8 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from atoll.server.settings import LimitsSection
 from atoll.server.steps import Observer, Step
 from atoll.transport.grants import Ask, Grant, GrantTable, Subject
 from atoll.transport.staging import StagingPool, StagingSlot
-from atoll.transport.transfer import GRANT_METADATA_KEY, Withdrawal, frames, receive
+from atoll.transport.transfer import GRANT_METADATA_KEY, Checksums, Withdrawal, frames, receive
 from atoll.wire import control_pb2 as pb
 from atoll.wire import transfer_pb2
 from atoll.wire.errors import DiskFull, RemoteError, Stale, to_detail
@@ -29,6 +30,7 @@ from atoll.wire.model_file import crc32_of
 
 log = logging.getLogger(__name__)
 
+KEPT_CHECKSUMS = 64  # versions whose checksums are at hand: a few for each run that is under way
 SPARE_SLOTS = 2  # beside those in use: what cut uploads brought survives while others go on
 
 Whole = Callable[[memoryview], Awaitable[None]]  # takes the bytes of a whole object; they are valid until it returns
@@ -83,6 +85,7 @@ class Transfers:
         self._running: dict[str, Withdrawal] = {}  # by grant
         self._bytes: dict[str, list[int]] = defaultdict(lambda: [0, 0])  # by run: up, down
         self._crc32s: dict[Path, int] = {}
+        self._checksums: dict[Path, Checksums] = {}  # of the pieces of a version: computed once for all sites
         self._background: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
@@ -215,9 +218,9 @@ class Transfers:
         source = self._downloads[grant.ask.subject]
         moved = request.offset
         try:
-            async with Withdrawal() as withdrawal:
+            async with Withdrawal() as withdrawal, aclosing(self._frames(source, grant, request.offset)) as data:
                 self._running[grant.id] = withdrawal
-                async for frame in frames(source.path, source.data_offset, grant.ask.num_bytes, request.offset):
+                async for frame in data:
                     yield frame
                     moved += len(frame)
                     table.progress(grant.id, moved)
@@ -226,6 +229,12 @@ class Transfers:
             self._running.pop(grant.id, None)
             table.finish(grant.id)
             self._pump()
+
+    def _frames(self, source: _Download, grant: Grant, offset: int) -> AsyncGenerator[bytes, None]:
+        checksums = self._checksums.setdefault(source.path, {})
+        while len(self._checksums) > KEPT_CHECKSUMS:
+            self._checksums.pop(next(iter(self._checksums)))
+        return frames(source.path, source.data_offset, grant.ask.num_bytes, offset, checksums=checksums)
 
     async def _upload_model(
         self,
@@ -318,6 +327,8 @@ class Transfers:
         with models.open(version) as model:
             num_bytes, data_offset = model.num_bytes, model.data_offset
         if path not in self._crc32s:
+            while len(self._crc32s) >= KEPT_CHECKSUMS:
+                self._crc32s.pop(next(iter(self._crc32s)))
             self._crc32s[path] = await asyncio.to_thread(crc32_of, path)
         subject = Subject(direction="down", run=run, version=version)
         self._downloads[subject] = _Download(path, data_offset)

@@ -57,15 +57,11 @@ def test_the_server_killed_at_a_step(federation: Federation, undisturbed: str, s
     doomed = start_doomed(federation, "server", federation.server_folder, step, nth)
     federation.server = doomed
     federation.wait_for_ports()
-    run = federation.submit(JOB, check=False)
+    submitting = federation.start_submitting(JOB)
     federation.wait_for(lambda: not doomed.running, f"the server dies at {step}")
     assert doomed.popen.returncode == -signal.SIGKILL
     federation.start_server()
-    if not run:  # the submission itself was cut, and the researcher was told
-        run = federation.newest_run()
-        if federation.status(run)["status"] == "uploading":
-            federation.atoll("stop", run, "--home", federation.researcher)
-            run = federation.submit(JOB)
+    run = federation.submitted(submitting)
     state = federation.wait_for_end(run)
     assert state["status"] == "finished", federation.logs()
     assert [record["sites"] for record in state["rounds"]] == [3, 3]

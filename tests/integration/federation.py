@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from sklearn.datasets import load_breast_cancer
+
+from atoll.cli.snapshots import run_record
+from atoll.client.people import load_person
+from atoll.client.researcher import fetch_model, snapshot_of, watch
 
 APPS = Path(__file__).parent / "apps"
 PATIENCE_S = 120.0  # for anything at all; a healthy federation takes a few seconds
@@ -155,29 +161,46 @@ class Federation:
 
     # --- using it ---------------------------------------------------------------------------------------------------
 
-    def submit(self, job: str, *, check: bool = True) -> str:
+    def submit(self, job: str) -> str:
         """Submit a job file; the id of the run."""
+        return self.submitted(self.start_submitting(job))
+
+    def start_submitting(self, job: str) -> subprocess.Popen[str]:
+        """`atoll run` under way: it waits for a server that goes away."""
         path = self.root / "job.toml"
         path.write_text(job)
-        return self.atoll("run", path, "--detach", "--home", self.researcher, check=check).out.strip()
+        arguments = command(["run", path, "--detach", "--home", self.researcher])
+        return subprocess.Popen(arguments, env=self.environment, stdout=subprocess.PIPE, text=True)
+
+    def submitted(self, submitting: subprocess.Popen[str]) -> str:
+        out, _ = submitting.communicate(timeout=PATIENCE_S)
+        assert submitting.returncode == 0, self.logs()
+        return out.strip()
 
     def status(self, run: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.atoll("status", run, "--json", "--home", self.researcher).out)
-        return found
+        """The state of a run, as `atoll status --json` prints it."""
+        return run_record(asyncio.run(snapshot_of(load_person(self.researcher), run)))
 
     def wait_until(
         self, run: str, what: Callable[[dict[str, Any]], bool], patience_s: float = PATIENCE_S
     ) -> dict[str, Any]:
         """The state of a run as soon as `what` holds for it."""
-        deadline_s = time.monotonic() + patience_s
-        while True:
-            state = self.status(run)
-            if what(state):
-                return state
-            if time.monotonic() > deadline_s:
-                raise AssertionError(
-                    f"waited {patience_s} s in vain; the run: {json.dumps(state, indent=1)}\n{self.logs()}"
-                )
+
+        async def follow() -> dict[str, Any]:
+            state: dict[str, Any] = {}
+            try:
+                async with asyncio.timeout(patience_s), aclosing(watch(load_person(self.researcher), run)) as snapshots:
+                    async for snapshot in snapshots:
+                        state = run_record(snapshot)
+                        if what(state):
+                            return state
+            except TimeoutError:
+                pass
+            raise AssertionError(
+                f"waited {patience_s} s in vain; the run: {json.dumps(state, indent=1)}\n{self.logs()}"
+            )
+
+        return asyncio.run(follow())
 
     def wait_for_end(self, run: str, patience_s: float = PATIENCE_S) -> dict[str, Any]:
         return self.wait_until(run, lambda state: state["status"] in ("finished", "failed", "stopped"), patience_s)
@@ -193,12 +216,12 @@ class Federation:
         return self._model(run)
 
     def model_of_version(self, run: str, version: int) -> dict[str, NDArray[Any]]:
-        return self._model(run, "--version", str(version))
+        return self._model(run, version)
 
-    def _model(self, run: str, *options: str) -> dict[str, NDArray[Any]]:
+    def _model(self, run: str, version: int | None = None) -> dict[str, NDArray[Any]]:
         path = self.root / f"{run}.safetensors"
         path.unlink(missing_ok=True)
-        self.atoll("model", run, "--out", path, "--home", self.researcher, *options)
+        asyncio.run(fetch_model(load_person(self.researcher), run, path, version=version))
         return dict(load_file(path))
 
     def model_hash(self, run: str) -> str:
