@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from atoll.cli.output import note
-from atoll.cli.run_view import render, round_line, status_line
+from atoll.cli.run_view import ENDED, render, round_line, status_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from atoll.wire import runs_pb2
 
 REDRAWS_PER_S = 8
-ENDED = frozenset({"finished", "failed", "stopped"})
 
 
 class View(Protocol):

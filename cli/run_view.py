@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from atoll.wire import control_pb2, runs_pb2
 
+ENDED = frozenset({"finished", "failed", "stopped"})
 ROUNDS_SHOWN = 12  # the rest of a terminal of 24 lines is for the sites
 SITES_SHOWN = 40
 BAR_WIDTH = 24
@@ -49,11 +50,12 @@ def render(snapshot: runs_pb2.RunSnapshot) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
+    ended = snapshot.status in ENDED
     parts: list[RenderableType] = [Text(status_line(snapshot), style="bold")]
-    if snapshot.sites:
+    if snapshot.sites and snapshot.status != "finished":
         parts.append(sites_table(snapshot))
     if snapshot.rounds:
-        parts.append(rounds_table(snapshot, newest=ROUNDS_SHOWN))
+        parts.append(rounds_table(snapshot, newest=None if ended else ROUNDS_SHOWN))
     return Group(*parts)
 
 
@@ -65,10 +67,10 @@ def sites_table(snapshot: runs_pb2.RunSnapshot) -> Table:
 
     table = Table("site", "state", "steps", "", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for site in snapshot.sites[:SITES_SHOWN]:
-        bar = ProgressBar(total=max(site.total, 1), completed=min(site.done, max(site.total, 1)), width=BAR_WIDTH)
+        bar = ProgressBar(total=site.total, completed=min(site.done, site.total), width=BAR_WIDTH)
         steps = Text(f"{site.done}/{site.total}" if site.total else "")
         state = Text(site.state, style=STYLES.get(site.state, ""))
-        table.add_row(Text(site.site), state, steps, Text(site.detail) if site.detail else bar)
+        table.add_row(Text(site.site), state, steps, bar if site.total and not site.detail else Text(site.detail))
     if len(snapshot.sites) > SITES_SHOWN:
         table.caption = f"and {len(snapshot.sites) - SITES_SHOWN} more"
     return table
@@ -81,15 +83,16 @@ def rounds_table(snapshot: runs_pb2.RunSnapshot, *, newest: int | None = None) -
 
     records = list(snapshot.rounds)[-newest if newest else 0 :]
     titles = list(dict.fromkeys(title for record in records for title, _ in _judgements(record)))
-    table = Table("round", "sites", "examples", *titles, "seconds", "up", "down", "missing", box=None, pad_edge=False)
-    for column in table.columns[:-1]:
+    missing = any(record.missing for record in records)
+    columns = ("round", "sites", *titles, "seconds", "up", *(("missing",) if missing else ()))
+    table = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in table.columns[: len(titles) + 4]:
         column.justify = "right"
     for record in records:
         values = dict(_judgements(record))
         shown = (f"{values[title]:.4f}" if title in values else "" for title in titles)
-        sums = (str(record.round), str(record.num_sites), str(record.weight))
-        rest = (f"{record.seconds:.1f}", size(record.bytes_up), size(record.bytes_down), ", ".join(record.missing))
-        table.add_row(*(Text(cell) for cell in (*sums, *shown, *rest)))
+        cells = (str(record.round), str(record.num_sites), *shown, f"{record.seconds:.1f}", size(record.bytes_up))
+        table.add_row(*(Text(cell) for cell in (*cells, *((", ".join(record.missing),) if missing else ()))))
     return table
 
 
