@@ -65,6 +65,7 @@ def root(
 
 def run() -> None:
     """Runs the command line of this process. Always raises SystemExit, with a code of `atoll.cli.exit_codes`."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own lines would stand beside the one that says what to do
     try:
         app(prog_name="atoll")
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the edge of the process

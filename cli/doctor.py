@@ -18,7 +18,7 @@ def doctor(
             "--home",
             envvar="ATOLL_HOME",
             show_default="~/.config/atoll",
-            help="Folder to look at: a person's, a site's or a server's.",
+            help="Folder to look at: a person's or a site's.",
         ),
     ] = None,
     as_json: options.AsJson = False,

@@ -96,6 +96,10 @@ class Crew:
             f"{name} does not listen on port {port} after {START_TIMEOUT_S:.0f} s; its log: {self._log(name)}"
         )
 
+    def pids(self) -> dict[str, int]:
+        """Process ids of those that go on, by name."""
+        return {name: process.pid for name, process in self._running.items()}
+
     def check(self) -> None:
         """Raises DemoFailed where a process that should go on has ended."""
         for name, process in self._running.items():

@@ -197,6 +197,18 @@ def test_nobody_at_the_address_is_said_at_once(lone: Federation, tmp_path: Path)
         (tmp_path / "job.toml").write_text(trial_job())
         done = lone.atoll("run", tmp_path / "job.toml", "--home", lone.researcher, check=False)
         assert done.code == 4
-        assert "nobody listens" in done.err
+        assert "nobody listens" in done.err.splitlines()[-1]
     finally:
         lone.start_server()
+
+
+def test_plain_text_needs_the_flag_on_both_ends(federation: Federation) -> None:
+    settings = federation.server_folder / "server.toml"
+    settings.write_text(settings.read_text().replace("# plaintext = false", "plaintext = true"))
+    federation.start_server()
+    refused = federation.atoll("runs", "--home", federation.operator, check=False)
+    assert refused.code == 4
+    assert len(refused.err.splitlines()) == 1
+    assert "does not speak TLS" in refused.err
+    (federation.operator / "user.toml").write_text("plaintext = true\n")
+    assert _json(federation, "runs", "--home", federation.operator) == []
