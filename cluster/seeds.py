@@ -29,7 +29,8 @@ def training_seed(job_seed: int, site: str, round: int) -> int:
 @contextmanager
 def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """Python's, numpy's and torch's generators (CPU and `device`) start from `seed`; afterwards they go on as before."""
-    devices = [device] if device is not None and device.type != "cpu" else []
+    # torch keeps one generator for all of MPS, and fork_rng cannot put that one back.
+    devices = [device] if device is not None and device.type not in ("cpu", "mps") else []
     python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices, device_type=devices[0].type if devices else "cuda"):
         torch.manual_seed(seed)

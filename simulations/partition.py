@@ -6,6 +6,7 @@ here and nowhere else, on the first call: it brings in pyarrow and takes seconds
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -42,12 +43,14 @@ def dirichlet(
         from flwr_datasets.partitioner import DirichletPartitioner
     except ImportError:
         raise ConfigError("flwr-datasets is not installed: pip install 'atoll[simulations]'") from None
-    partitioner = DirichletPartitioner(
-        num_partitions=num_sites, partition_by="label", alpha=alpha, min_partition_size=min_examples, seed=seed
-    )
     try:
+        partitioner = DirichletPartitioner(
+            num_partitions=num_sites, partition_by="label", alpha=alpha, min_partition_size=min_examples, seed=seed
+        )
         partitioner.dataset = _dataset(np.asarray(labels))
-        return [np.sort(partitioner.load_partition(site)[:]["index"]) for site in range(num_sites)]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The specified min_partition_size")  # it draws again, as we say
+            return [np.sort(partitioner.load_partition(site)[:]["index"]) for site in range(num_sites)]
     except ValueError as error:
         raise ConfigError(
             f"Dirichlet({alpha}) over {num_sites} sites: {error}", key="alpha", value=str(alpha)
