@@ -45,7 +45,7 @@ def round_record(record: runs_pb2.RoundRecord) -> dict[str, Any]:
         "train": metric_values(record.train_metrics),
         "evaluate": metric_values(record.evaluate_metrics),
         "server": metric_values(record.server_metrics),
-        "missing": list(record.missing),
+        "missing": {site: record.reasons.get(site, "") for site in record.missing},
         "bytes_up": record.bytes_up,
         "bytes_down": record.bytes_down,
     }

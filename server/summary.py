@@ -32,6 +32,7 @@ class RunSummary:
         self._records: dict[int, runs_pb2.RoundRecord] = {}
         self._opened: dict[int, _Opened] = {}
         self._sites: dict[str, runs_pb2.SiteProgress] = {}
+        self._reasons: dict[str, str] = {}  # why a site has no update in the present round
         self._changes = 0
         self._waiters: set[asyncio.Future[None]] = set()
         self.status: str = row.status
@@ -55,6 +56,8 @@ class RunSummary:
 
     def site_is(self, site: str, state: str, *, done: int = 0, total: int = 0, detail: str = "") -> None:
         self._sites[site] = runs_pb2.SiteProgress(site=site, state=state, done=done, total=total, detail=detail)
+        if state in ("failed", "gone"):
+            self._reasons[site] = detail
         self.wake()
 
     def round_opened(self, number: int, at_s: float, transferred: tuple[int, int]) -> None:
@@ -77,7 +80,9 @@ class RunSummary:
             missing=round_.missing,
             bytes_up=transferred[0] - opened.transferred[0],
             bytes_down=transferred[1] - opened.transferred[1],
+            reasons={site: self._reasons[site] for site in round_.missing if site in self._reasons},
         )
+        self._reasons.clear()
         self._records[round_.number] = record
         self.wake()
         return record

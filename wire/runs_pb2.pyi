@@ -87,7 +87,7 @@ class SiteProgress(_message.Message):
     def __init__(self, site: _Optional[str] = ..., state: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class RoundRecord(_message.Message):
-    __slots__ = ("round", "version", "num_sites", "weight", "seconds", "train_metrics", "evaluate_metrics", "server_metrics", "missing", "bytes_up", "bytes_down")
+    __slots__ = ("round", "version", "num_sites", "weight", "seconds", "train_metrics", "evaluate_metrics", "server_metrics", "missing", "bytes_up", "bytes_down", "reasons")
     class TrainMetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +109,13 @@ class RoundRecord(_message.Message):
         key: str
         value: _control_pb2.MetricSum
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[_control_pb2.MetricSum, _Mapping]] = ...) -> None: ...
+    class ReasonsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     ROUND_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NUM_SITES_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +127,7 @@ class RoundRecord(_message.Message):
     MISSING_FIELD_NUMBER: _ClassVar[int]
     BYTES_UP_FIELD_NUMBER: _ClassVar[int]
     BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
     round: int
     version: int
     num_sites: int
@@ -131,7 +139,8 @@ class RoundRecord(_message.Message):
     missing: _containers.RepeatedScalarFieldContainer[str]
     bytes_up: int
     bytes_down: int
-    def __init__(self, round: _Optional[int] = ..., version: _Optional[int] = ..., num_sites: _Optional[int] = ..., weight: _Optional[int] = ..., seconds: _Optional[float] = ..., train_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., evaluate_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., server_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., missing: _Optional[_Iterable[str]] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ...) -> None: ...
+    reasons: _containers.ScalarMap[str, str]
+    def __init__(self, round: _Optional[int] = ..., version: _Optional[int] = ..., num_sites: _Optional[int] = ..., weight: _Optional[int] = ..., seconds: _Optional[float] = ..., train_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., evaluate_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., server_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., missing: _Optional[_Iterable[str]] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., reasons: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class StopRequest(_message.Message):
     __slots__ = ("run",)

@@ -77,7 +77,7 @@ def test_a_run_as_json() -> None:
                 "train": {"loss": 0.5},
                 "evaluate": {"accuracy": 0.95},
                 "server": {"accuracy": 348 / 360, "loss": 0.2},
-                "missing": [],
+                "missing": {},
                 "bytes_up": 2048,
                 "bytes_down": 100,
             }
