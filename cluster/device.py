@@ -43,7 +43,7 @@ def choose_device(job_wish: str, machine_wish: str | None = None) -> torch.devic
     return torch.device(device.type, index)
 
 
-def set_up_torch(training: TrainingSection, device: torch.device) -> None:
+def set_up_torch(training: TrainingSection, device: torch.device, *, trains: bool = True) -> None:
     """Threads and determinism of this process, before anything is computed.
 
     Under `deterministic` equal seeds give equal bytes on the same machine; an operation that cannot promise that
@@ -53,7 +53,10 @@ def set_up_torch(training: TrainingSection, device: torch.device) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts; cuBLAS demands it
     if training.threads is not None:
         torch.set_num_threads(training.threads)
-    torch.use_deterministic_algorithms(training.deterministic)
+    if trains:
+        torch.use_deterministic_algorithms(training.deterministic)
+    else:  # the same switch, but without importing torch's compiler: 2.5 s and 70 MB that optimizers cost anyway
+        torch.set_deterministic_debug_mode("error" if training.deterministic else "default")
     # A debugging aid that costs a pass over every new tensor; torch's stubs do not know it.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = not training.deterministic

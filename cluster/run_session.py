@@ -203,7 +203,7 @@ def open_session(request: Prepare) -> RunSession:
     job = decode_job(request.job.encode())
     strategy = resolve(job)
     device = choose_device(job.training.device, request.device)
-    set_up_torch(job.training, device)
+    set_up_torch(job.training, device, trains=request.training)
     entry = AppEntry(name=request.app_name, distribution=request.distribution, entry_point=request.entry_point)
     app = build_app(load_app(entry, request.app_hash), job.app, request.data)
     model = build_model(app, job.job.seed).to(device)

@@ -33,7 +33,10 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     devices = [device] if device is not None and device.type not in ("cpu", "mps") else []
     python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices, device_type=devices[0].type if devices else "cuda"):
-        torch.manual_seed(seed)
+        if device is None or device.type == "cpu":
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed formats a stack for each absent accelerator
+        else:
+            torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)
         try:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -38,3 +41,15 @@ def test_sets_up_threads_and_determinism() -> None:
     assert torch.are_deterministic_algorithms_enabled()
     set_up_torch(TrainingSection(deterministic=False), torch.device("cpu"))
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_evaluation_is_deterministic_without_the_compiler() -> None:
+    code = (
+        "import sys, torch\n"
+        "from atoll.cluster.device import set_up_torch\n"
+        "from atoll.wire.job import TrainingSection\n"
+        "set_up_torch(TrainingSection(), torch.device('cpu'), trains=False)\n"
+        "print(torch.are_deterministic_algorithms_enabled(), 'torch._dynamo' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["True", "False"]
