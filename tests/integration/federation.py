@@ -77,7 +77,7 @@ class Federation:
     ports: tuple[int, int] = (0, 0)
     server: Process | None = None
     sites: dict[str, Process] = field(default_factory=dict)
-    limits: str = "heartbeat_s = 1\nlease_s = 4"
+    limits: str = "heartbeat_s = 1\nlease_s = 10"
     environment: dict[str, str] = field(default_factory=dict)
 
     # --- making one -------------------------------------------------------------------------------------------------
