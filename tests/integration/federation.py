@@ -315,10 +315,11 @@ def connects(port: int) -> bool:
 
 def breast_cancer() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """569 examples of 30 standardised features, in a fixed shuffled order."""
-    x, y = load_breast_cancer(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(y))
-    x = (x - x.mean(0)) / x.std(0)
-    return x[order].astype(np.float32), y[order].astype(np.int64)
+    features, labels = load_breast_cancer(return_X_y=True)
+    x: NDArray[np.float64] = np.asarray(features, dtype=np.float64)
+    order = np.random.default_rng(0).permutation(len(x))
+    x = (x - x.mean(axis=0)) / x.std(axis=0)
+    return x[order].astype(np.float32), np.asarray(labels, dtype=np.int64)[order]
 
 
 def install_apps(folder: Path, extra: Mapping[str, str] | None = None) -> Path:

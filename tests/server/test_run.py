@@ -57,9 +57,8 @@ class Run:
         self.state: RunState = begin(plan)
         self.events: list[RunEvent] = []
 
-    @property
-    def phase(self) -> Phase:
-        return self.state.phase
+    def is_in(self, phase: Phase) -> bool:
+        return self.state.phase is phase
 
     def tell(self, event: RunEvent) -> tuple[RunAction, ...]:
         """One event; what is to be done. The journal then replays to the same state."""
@@ -102,22 +101,22 @@ def kinds(actions: Sequence[RunAction]) -> list[type[RunAction]]:
 
 def test_a_run_from_its_first_member_to_its_end() -> None:
     run = Run(make_plan(rounds=1))
-    assert run.phase is Phase.WAITING
+    assert run.is_in(Phase.WAITING)
     actions = run.start("b", "a")
     assert sent(actions) == [("train", "a", 1), ("train", "b", 1)]
     assert OpenRound in kinds(actions)
-    assert run.phase is Phase.RUNNING
+    assert run.is_in(Phase.RUNNING)
     assert CommitRound not in kinds(run.accept("a"))
     assert CommitRound in kinds(run.accept("b"))
     assert run.state.rounds[1].closing == ("a", "b")
     actions = run.commit(1)
     assert AnnounceCommit in kinds(actions)
     assert sent(actions) == [("evaluate", "a", 1), ("evaluate", "b", 1)]
-    assert run.phase is Phase.FINISHING
+    assert run.is_in(Phase.FINISHING)
     run.tell(SiteEvaluated(task="e1.a", attempt=1, site="a", metrics={"accuracy": (9.0, 10.0)}))
     actions = run.tell(SiteEvaluated(task="e1.b", attempt=1, site="b", metrics={"accuracy": (8.0, 10.0)}))
     assert [a.outcome for a in actions if isinstance(a, EndRun)] == [Outcome.FINISHED]
-    assert run.phase is Phase.ENDED
+    assert run.is_in(Phase.ENDED)
     assert run.tell(Joined(site="c", max_weight=1, labels={})) == ()
 
 
@@ -193,9 +192,9 @@ def test_the_end_waits_for_the_evaluation_on_the_server_too() -> None:
     run.accept("a")
     run.accept("b")
     run.commit(1)
-    assert run.phase is Phase.FINISHING
+    assert run.is_in(Phase.FINISHING)
     run.tell(ServerEvaluated(version=1, metrics={"accuracy": (1.0, 1.0)}))
-    assert run.phase is Phase.ENDED
+    assert run.is_in(Phase.ENDED)
 
 
 def test_a_new_version_ends_the_evaluation_of_the_one_before() -> None:

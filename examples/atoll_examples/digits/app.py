@@ -14,7 +14,7 @@ import atoll
 
 class Digits(atoll.App):
     class Config(BaseModel):  # the table [app] of the job
-        lr: float = 0.2
+        lr: float = 0.5
         hidden: int = 128
 
     def model(self) -> nn.Module:
