@@ -41,7 +41,8 @@ def round_line(record: runs_pb2.RoundRecord, num_rounds: int) -> str:
     parts = [f"round {record.round} of {num_rounds}", f"{record.num_sites} sites", f"{record.seconds:.1f} s"]
     parts += [f"{title} {value:.4f}" for title, value in _judgements(record)]
     if record.missing:
-        parts.append(f"without {', '.join(record.missing)}")
+        reasons = {site: f" ({record.reasons[site]})" if site in record.reasons else "" for site in record.missing}
+        parts.append("without " + ", ".join(site + reason for site, reason in reasons.items()))
     return ", ".join(parts)
 
 

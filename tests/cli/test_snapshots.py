@@ -145,7 +145,9 @@ def _line(number: int) -> str:
 
 
 def test_a_round_names_who_is_missing() -> None:
-    assert round_line(_record(1, missing=["north-lab"]), 5).endswith("without north-lab")
+    record = _record(1, missing=["north-lab", "lakeside"])
+    record.reasons["lakeside"] = "gone"
+    assert round_line(record, 5).endswith("without north-lab, lakeside (gone)")
 
 
 def _drawn(renderable: object, width: int = 140) -> str:
