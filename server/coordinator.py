@@ -80,6 +80,7 @@ class Coordinator:
         self._active_sites: frozenset[str] = frozenset()  # those on the member list
         self._member_list: SignedMemberList | None = None
         self._ticker: asyncio.Task[None] | None = None
+        self._draining = False
         self._releases: set[asyncio.Future[None]] = set()  # evaluation workers on their way out
 
     # --- beginning and end ------------------------------------------------------------------------------------------
@@ -95,6 +96,7 @@ class Coordinator:
 
     async def drain(self) -> None:
         """End every stream in order and stop; sites come back soon. Nothing is lost: all is journalled."""
+        self._draining = True
         if self._ticker is not None:
             self._ticker.cancel()
         for session in self.sessions:
@@ -160,7 +162,13 @@ class Coordinator:
     # --- sites: attach, hear, detach --------------------------------------------------------------------------------
 
     async def attach(self, session: Session) -> None:
-        """A site is there, perhaps again: tell it what it missed."""
+        """A site is there, perhaps again: tell it what it missed.
+
+        Raises:
+            Unavailable: the server is going down.
+        """
+        if self._draining:  # its Welcome and the end of the server crossed each other
+            raise Unavailable("the server is going down; attach again when it is back", site=session.site)
         site, hello = session.site, session.hello
         log.info("%s attached (%s)", site, hello.software[:40])
         self.sessions.attach(session)

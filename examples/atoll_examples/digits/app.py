@@ -14,11 +14,13 @@ import atoll
 
 class Digits(atoll.App):
     class Config(BaseModel):  # the table [app] of the job
-        lr: float = 0.5
-        hidden: int = 128
+        lr: float = 0.2
+        hidden: int = 256
+        dropout: float = 0.5
 
     def model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(64, self.config.hidden), nn.ReLU(), nn.Linear(self.config.hidden, 10))
+        hidden, dropout = self.config.hidden, self.config.dropout
+        return nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, 10))
 
     def data(self, split: str) -> TensorDataset:
         arrays = np.load(self.source["path"])  # the table [data.digits] of the site
