@@ -68,7 +68,8 @@ class WorkerProcess:
     """One worker. `start`, `prepare`, then any number of `train` and `evaluate`, one at a time; `close` or `kill`.
 
     Every call raises WorkerDied when the process is gone, and the worker's own error (AppFailed, BadUpdate,
-    NotAllowed, DeviceMissing, DiskFull, ...) where it answered with one.
+    NotAllowed, DeviceMissing, DiskFull, LocalError, ...) where it answered with one. After any error but WorkerDied
+    the worker is ready for the next request: ending it would only cost the seconds of starting another.
     """
 
     def __init__(
