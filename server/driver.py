@@ -102,6 +102,7 @@ class RunDriver:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._started = asyncio.Event()
+        self._evaluating = asyncio.Lock()
         self._over = False  # nobody reads the inbox any more
 
     # --- from outside -----------------------------------------------------------------------------------------------
@@ -322,6 +323,15 @@ class RunDriver:
             self.tell(Ready())
 
     async def _evaluate(self, version: int) -> None:
+        """Judge a version here, one at a time; who is behind skips to the newest."""
+        async with self._evaluating:
+            pending = [other for other, e in self.state.evaluations.items() if e.server_pending]
+            if version not in pending or version < max(pending):
+                self.tell(ServerEvaluated(version=version, metrics={}, error="a newer version is there"))
+                return
+            await self._judge(version)
+
+    async def _judge(self, version: int) -> None:
         try:
             metrics = await self._around.evaluate(self.run, version)
         except RemoteError as error:

@@ -217,9 +217,11 @@ def _evaluate(plan: Plan, state: RunState, event: Committed) -> Step:
             actions.append(SendTask(task=task))
     if plan.evaluate_at_server:
         actions.append(EvaluateHere(version=event.version))
-    newest = {version: e for version, e in state.evaluations.items() if version == max(state.evaluations)}
+    wanted = {
+        version: e for version, e in state.evaluations.items() if e.server_pending or version == max(state.evaluations)
+    }
     evaluation = Evaluation(round=event.round, server_pending=plan.evaluate_at_server)
-    return replace(state, tasks=tasks, evaluations={**newest, event.version: evaluation}), tuple(actions)
+    return replace(state, tasks=tasks, evaluations={**wanted, event.version: evaluation}), tuple(actions)
 
 
 def _site_evaluated(plan: Plan, state: RunState, event: SiteEvaluated) -> Step:

@@ -12,7 +12,7 @@ class Backoff:
     the variants compared there. The randomness protects a server, no secret.
     """
 
-    def __init__(self, first_s: float = 0.5, most_s: float = 60.0, rng: random.Random | None = None) -> None:
+    def __init__(self, first_s: float = 0.5, most_s: float = 15.0, rng: random.Random | None = None) -> None:
         self._first_s, self._most_s = first_s, most_s
         self._rng = rng or random.Random()
         self._ceiling_s = first_s

@@ -16,7 +16,7 @@ QUORUM = "min = 3, quorum = 2, deadline = '60s'"
     ("fault", "words"),
     [
         ("raise", ["this batch cannot be learnt"]),
-        ("nan", ["loss is nan"]),
+        ("nan", ["'loss' is nan"]),
         ("huge", ["bound"]),
         ("die", ["died"]),
     ],
