@@ -100,8 +100,7 @@ class Coordinator:
         if self._ticker is not None:
             self._ticker.cancel()
         for session in self.sessions:
-            session.send(drain=pb.Drain(reconnect_after_s=1))
-            session.end()
+            _end_in_order(session)
         await self.runs.close()
         self.transfers.close()
         if self._evaluator is not None:
@@ -162,13 +161,10 @@ class Coordinator:
     # --- sites: attach, hear, detach --------------------------------------------------------------------------------
 
     async def attach(self, session: Session) -> None:
-        """A site is there, perhaps again: tell it what it missed.
-
-        Raises:
-            Unavailable: the server is going down.
-        """
-        if self._draining:  # its Welcome and the end of the server crossed each other
-            raise Unavailable("the server is going down; attach again when it is back", site=session.site)
+        """A site is there, perhaps again: tell it what it missed."""
+        if self._draining:  # its Hello and the end of the server crossed each other
+            _end_in_order(session)
+            return
         site, hello = session.site, session.hello
         log.info("%s attached (%s)", site, hello.software[:40])
         self.sessions.attach(session)
@@ -341,3 +337,8 @@ class Coordinator:
 
 def _wanted(driver: RunDriver) -> Wanted:
     return Wanted(run=driver.run, only=frozenset(driver.job.job.sites), members=frozenset(driver.state.members))
+
+
+def _end_in_order(session: Session) -> None:
+    session.send(drain=pb.Drain(reconnect_after_s=1))
+    session.end()

@@ -36,7 +36,6 @@ from atoll.server.run_state import (
     EndRun,
     EvaluateHere,
     OpenRound,
-    Outcome,
     Phase,
     Plan,
     RunAction,
@@ -50,7 +49,7 @@ from atoll.server.store import Store
 from atoll.server.summary import RunSummary
 from atoll.server.surroundings import Surroundings
 from atoll.wire import control_pb2 as pb
-from atoll.wire.errors import DiskFull, RemoteError, Stale, TooFewSites, Unavailable, to_detail
+from atoll.wire.errors import DiskFull, RemoteError, Stale, to_detail
 from atoll.wire.job import Job
 from atoll.wire.manifest import Manifest
 
@@ -351,7 +350,7 @@ class RunDriver:
     async def _end(self, action: EndRun) -> None:
         self._on_step(Step.ENDED, self.run)
         status = action.outcome.value
-        reason = to_detail(_why(action, self.run)) if action.reason else None
+        reason = to_detail(action.error(self.run)) if action.reason else None
         await self._durably(self._store.set_status, self.run, status, reason.SerializeToString() if reason else None)
         for number in list(self.summary.open_rounds):
             self.pipeline.drop(number)
@@ -397,11 +396,3 @@ class RunDriver:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-
-def _why(action: EndRun, run: str) -> RemoteError:
-    """Why a run ended early, in the form that people and sites are told."""
-    if action.our_fault:
-        return Unavailable(action.reason, run=run)
-    kind = TooFewSites if action.outcome is Outcome.FAILED else Stale
-    return kind(action.reason, run=run)

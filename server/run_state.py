@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from atoll.aggregation.schedule import Joined, Schedule
 from atoll.server.round import Metrics, Round
+from atoll.wire.errors import RemoteError, Stale, TooFewSites, Unavailable
 
 
 class Phase(StrEnum):
@@ -128,6 +129,13 @@ class EndRun:
     outcome: Outcome
     reason: str
     our_fault: bool = False
+
+    def error(self, run: str) -> RemoteError:
+        """Why the run ended early, in the form that people and sites are told."""
+        if self.our_fault:
+            return Unavailable(self.reason, run=run)
+        kind = TooFewSites if self.outcome is Outcome.FAILED else Stale
+        return kind(self.reason, run=run)
 
 
 RunAction = SendTask | WithdrawTask | OpenRound | CommitRound | ArmTimer | EvaluateHere | AnnounceCommit | EndRun
