@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Self
 
@@ -41,7 +42,7 @@ class Crew:
 
     def start(self, name: str, *arguments: str | Path) -> None:
         """Starts `atoll ARGUMENTS` as a process that goes on until `stop`. To be called from the main thread."""
-        with (self.logs / f"{name}.log").open("ab") as log:
+        with (self.logs / f"{name}.log").open("ab") as log, _ctrl_c_held_back():
             self._running[name] = subprocess.Popen(
                 atoll_command(*arguments),
                 stdin=subprocess.DEVNULL,
@@ -147,16 +148,26 @@ def _last_line(path: Path) -> str:
     return lines[-1].strip() if lines else "it said nothing"
 
 
-def _die_with_parent() -> Callable[[], None] | None:
+@contextmanager
+def _ctrl_c_held_back() -> Iterator[None]:
+    """Ctrl-C arrives after the block, not in it: Python drops what is raised in the hooks that run around a fork."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _die_with_parent() -> Callable[[], None]:
     """What a child does before it starts, so that it ends even when the demo is killed with SIGKILL (Linux only)."""
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None)
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     parent = os.getpid()
 
-    def ask_kernel() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died in between
-            os._exit(1)
+    def before_start() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held back in the demo, for the fork alone
+        if libc is not None:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != parent:  # it died in between
+                os._exit(1)
 
-    return ask_kernel
+    return before_start

@@ -67,3 +67,24 @@ def test_processes_end_even_when_the_demo_is_killed(tmp_path: Path) -> None:
     demo.send_signal(signal.SIGKILL)
     demo.wait()
     child.wait(30)
+
+
+def test_ctrl_c_in_the_middle_of_a_fork_is_not_lost(tmp_path: Path) -> None:
+    """Python only reports what a hook of `os.register_at_fork` raises, and `logging` has such hooks."""
+    program = textwrap.dedent(
+        """
+        import os, signal, sys
+        from pathlib import Path
+        from atoll.cli.demonstration import crew as module
+        module.atoll_command = lambda *arguments: [sys.executable, "-c", "import time; time.sleep(600)"]
+        os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
+        with module.Crew(Path(sys.argv[1]), os.environ) as crew:
+            try:
+                crew.start("sleeper")
+            except KeyboardInterrupt:
+                print(crew.pids()["sleeper"])
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert not psutil.pid_exists(int(done.stdout))
+    assert done.stderr == ""

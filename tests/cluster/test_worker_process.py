@@ -155,7 +155,7 @@ async def test_dies_with_its_agent_in_the_middle_of_a_training(make_bench: MakeB
 
 @in_one_loop
 async def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
-    worker = WorkerProcess(tmp_path / "w", env={"PYTHONPATH": "/nowhere"}, python=sys.executable)
+    worker = WorkerProcess(tmp_path / "w", env={"PYTHONHOME": "/nowhere"})
     with pytest.raises(WorkerDied, match=r"ended during start \(exit code 1\)") as died:
         await worker.start()
     assert "No module named" in died.value.log_tail

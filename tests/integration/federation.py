@@ -121,6 +121,7 @@ class Federation:
         )
         (self.home(name) / "policy.toml").write_text(
             'allowed_apps = [{ name = "trial", hash = "any-installed" }]\nresearchers = ["*"]\nmin_cohort = 1\n'
+            "max_rounds = 10_000\n"
             if policy is None
             else policy
         )
