@@ -129,6 +129,7 @@ class Presence:
         self._channel = self._link.open()
         async with attach(self._channel, await conversation.hello(), self._mailbox) as attachment:
             self._was_attached = True
+            self._backoff.within(attachment.welcome.lease_s)
             self._board.connection("attached")
             _log.info("attached to federation %s at %s", attachment.welcome.federation, self._link.address)
             if self._leaving.is_set():  # said while the stream was being opened

@@ -252,7 +252,7 @@ class RunDriver:
         new = await self._durably(self.pipeline.make_version, round_, self.state.version)
         self._on_step(Step.MADE, self.run)
         event = Committed(round=round_.number, version=new.version)
-        record = self.summary.round_closed(round_, new.version, time.monotonic(), self._around.transferred(self.run))
+        record = self.summary.record_of(round_, new.version, time.monotonic(), self._around.transferred(self.run))
         row = RoundRow(
             round=round_.number,
             version=new.version,
@@ -261,6 +261,7 @@ class RunDriver:
             num_bytes=new.num_bytes,
         )
         await self._durably(self._store.commit_round, self.run, [encode_event(event)], row)
+        self.summary.round_committed(record)
         self._on_step(Step.COMMITTED, self.run)
         self.state, actions = advance(self.plan, self.state, event)
         self.pipeline.drop(round_.number)

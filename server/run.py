@@ -170,6 +170,8 @@ def _lost(plan: Plan, state: RunState, event: TaskLost) -> Step:
         update = round_.updates.get(event.site)
         if update is not None and (update.task, update.attempt) == (event.task, event.attempt):
             state = replace(state, rounds={**state.rounds, round_.number: round_.lost(event.site)})
+            if event.site not in state.members:  # it may come back, with its update still in its outbox
+                state = replace(state, tasks={**state.tasks, event.task: _asked_for(round_, event)})
             failed = Failed(site=event.site, round=round_.number, reason=event.reason)
             return _tell_schedule(plan, state, failed)
     return state, ()
@@ -345,6 +347,18 @@ def _dispatch(state: RunState, action: Dispatch) -> Step:
         sends.append(SendTask(task=task))
     state = replace(state, phase=Phase.RUNNING, tasks=tasks, rounds={**state.rounds, action.round: round_})
     return state, (OpenRound(round=round_), *sends)
+
+
+def _asked_for(round_: Round, event: TaskLost) -> Task:
+    """The training that a lost update came from, as it was asked for."""
+    return Task(
+        task=event.task,
+        attempt=event.attempt,
+        site=event.site,
+        kind="train",
+        round=round_.number,
+        base_version=round_.base_version,
+    )
 
 
 def _finish_if_done(plan: Plan, state: RunState) -> Step:

@@ -64,13 +64,11 @@ class RunSummary:
         self._opened.setdefault(number, _Opened(at_s=at_s, transferred=transferred))
         self.wake()
 
-    def round_closed(
-        self, round_: Round, version: int, at_s: float, transferred: tuple[int, int]
-    ) -> runs_pb2.RoundRecord:
-        """The record of a round that is being committed."""
-        opened = self._opened.pop(round_.number, _Opened(at_s=at_s, transferred=transferred))
+    def record_of(self, round_: Round, version: int, at_s: float, transferred: tuple[int, int]) -> runs_pb2.RoundRecord:
+        """The record of a round that is about to be committed; nobody sees it before `round_committed`."""
+        opened = self._opened.get(round_.number, _Opened(at_s=at_s, transferred=transferred))
         sums = combine_metrics({site: round_.updates[site].metrics for site in round_.closing})
-        record = runs_pb2.RoundRecord(
+        return runs_pb2.RoundRecord(
             round=round_.number,
             version=version,
             num_sites=len(round_.closing),
@@ -82,10 +80,13 @@ class RunSummary:
             bytes_down=transferred[1] - opened.transferred[1],
             reasons={site: self._reasons[site] for site in round_.missing if site in self._reasons},
         )
+
+    def round_committed(self, record: runs_pb2.RoundRecord) -> None:
+        """A round is durable: from now on people see it."""
+        self._opened.pop(record.round, None)
         self._reasons.clear()
-        self._records[round_.number] = record
+        self._records[record.round] = record
         self.wake()
-        return record
 
     def observe(self, event: RunEvent | None, state: RunState) -> int | None:
         """Take in an event that was applied; the round whose evaluation it changed, if any."""

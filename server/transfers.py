@@ -282,7 +282,7 @@ class Transfers:
 
     def _pump(self) -> None:
         """Grant what there is room for."""
-        for grant in self._table.admit():
+        for grant in self._table.admit(self._pool.num_free + len(self._idle())):
             ask = grant.ask
             message = grant.to_message()
             if ask.subject.direction == "up":
@@ -314,13 +314,19 @@ class Transfers:
         return upload.slot
 
     def _take_idle_slot(self) -> None:
+        idle = self._idle()[0]  # `_pump` admits no more than there are
+        assert idle.slot is not None
+        self._pool.release(idle.slot)
+        idle.slot = None
+
+    def _idle(self) -> list[_Upload]:
+        """Uploads whose slot nobody is filling or reading, the one not used for longest first."""
         active = {(grant.ask.site, grant.ask.subject) for grant in self._table.active()}
-        for key, upload in self._uploads.items():
-            busy = upload.settling or upload.filling.locked() or key in active
-            if upload.slot is not None and not busy:
-                self._pool.release(upload.slot)
-                upload.slot = None
-                return
+        return [
+            upload
+            for key, upload in self._uploads.items()
+            if upload.slot is not None and not upload.settling and not upload.filling.locked() and key not in active
+        ]
 
     async def _download_ask(self, name: str, run: str, models: RunModels, version: int, offset: int) -> Ask:
         path = models.path(version)

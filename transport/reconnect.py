@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+TRIES_IN_A_LEASE = 3
+
 
 class Backoff:
     """Waits with full jitter: each uniform between nothing and a ceiling that doubles with every failure.
@@ -13,7 +15,7 @@ class Backoff:
     """
 
     def __init__(self, first_s: float = 0.5, most_s: float = 15.0, rng: random.Random | None = None) -> None:
-        self._first_s, self._most_s = first_s, most_s
+        self._first_s, self._most_s, self._longest_s = first_s, most_s, most_s
         self._rng = rng or random.Random()
         self._ceiling_s = first_s
 
@@ -22,6 +24,11 @@ class Backoff:
         wait_s = at_least_s + self._rng.uniform(0.0, self._ceiling_s)
         self._ceiling_s = min(self._most_s, self._ceiling_s * 2)
         return wait_s
+
+    def within(self, lease_s: float) -> None:
+        """Wait so shortly that a few tries fit into a lease: who comes back to a restarted server keeps its place."""
+        self._most_s = min(self._longest_s, lease_s / TRIES_IN_A_LEASE)
+        self._ceiling_s = min(self._ceiling_s, self._most_s)
 
     def reset(self) -> None:
         """Begins anew; call it when a connection has proved good, not when it was only opened."""

@@ -168,6 +168,21 @@ def test_a_lost_update_opens_the_round_again_with_the_next_attempt() -> None:
     assert sent(actions) == [("train", "a", 3)]
 
 
+def test_a_site_that_is_gone_may_come_back_with_the_update_that_the_server_lost() -> None:
+    """The server restarted, the lease ran out before the site was back, and its outbox still holds the update."""
+    run = Run(make_plan(rounds=1, sites=False))
+    run.start("a", "b")
+    run.accept("a")
+    run.accept("b")
+    run.tell(Left(site="a", reason="not heard for 10 s"))
+    assert sent(run.tell(TaskLost(task="r1.a", attempt=1, site="a", reason="not heard for 10 s"))) == []
+    assert not run.state.rounds[1].closing
+    assert run.state.tasks["r1.a"].attempt == 1, "the same attempt: nobody has to train again"
+    run.tell(Joined(site="a", max_weight=100, labels={}))
+    run.accept("a")
+    assert run.state.rounds[1].closing == ("a", "b")
+
+
 def test_what_is_outstanding_after_a_restart() -> None:
     run = Run(make_plan(rounds=1, server=True))
     run.start("a", "b")

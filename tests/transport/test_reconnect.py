@@ -33,3 +33,13 @@ def test_a_server_that_goes_down_is_left_alone_for_as_long_as_it_asked() -> None
     waits = [backoff.next_s(at_least_s=30.0) for _ in range(100)]
     assert all(30 <= wait <= 90 for wait in waits)
     assert len(set(waits)) == len(waits)
+
+
+def test_a_few_tries_fit_into_the_lease_of_the_server_of_the_day() -> None:
+    backoff = Backoff(first_s=0.5, most_s=15.0, rng=Highest())
+    backoff.within(lease_s=6.0)
+    assert [backoff.next_s() for _ in range(4)] == [0.5, 1.0, 2.0, 2.0]
+    backoff.within(lease_s=45.0)
+    assert [backoff.next_s() for _ in range(4)][-1] == 15.0
+    backoff.within(lease_s=6.0)
+    assert backoff.next_s() == 2.0
