@@ -107,13 +107,27 @@ class RunWork:
         """
         async with self._turn:
             self._offer, self._admission = offer, None
-            prepared = (await self._ready()).prepared
+            prepared = (await self._ready_in_time()).prepared
         await asyncio.to_thread(self._place.task_log.join, self.run, offer)
         self._place.on_step(Step.JOINED, self.run)
         _log.info("run %s: joined, device %s, weight up to %d", self.run, prepared.device, prepared.max_weight)
         self._place.mailbox.post(
             offer_reply=pb.OfferReply(run=self.run, accept=pb.Accept(max_weight=prepared.max_weight))
         )
+
+    async def _ready_in_time(self) -> _Bench:
+        """As `_ready`; a worker that dies is started again, a few times, while the run still waits for this site."""
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        for death in range(1, MAX_WORKER_DEATHS):
+            try:
+                return await self._ready()
+            except WorkerDied as died:
+                patience_s = self._admission.job.job.wait_for_sites if self._admission is not None else 0.0
+                if clock() - began_s >= patience_s:
+                    raise
+                _log.warning("run %s: getting ready, try %d: %s\n%s", self.run, death, died, died.log_tail)
+        return await self._ready()
 
     async def _ready(self) -> _Bench:
         """A worker that can take tasks; admits the run, and starts and prepares one, where there is none."""

@@ -123,6 +123,15 @@ async def test_a_worker_that_does_not_get_ready_is_a_decline(
     await join(line)
 
 
+async def test_a_worker_that_dies_while_it_gets_ready_is_started_again(
+    server: ScriptedServer, running: TrialSite
+) -> None:
+    line = await server.attached()
+    running.fault.write_text("prepare die-once")
+    await join(line)
+    assert not running.fault.exists()
+
+
 async def test_an_offer_that_is_none_is_declined(server: ScriptedServer, running: TrialSite) -> None:
     line = await server.attached()
     broken = make_offer()
