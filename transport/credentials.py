@@ -47,6 +47,8 @@ _SHARED: Options = (
     ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    # A ping that measures bandwidth may be under way already: no other one is sent then, and its own limit is 60 s.
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),  # 0: a stream that waits for its next task may be silent for hours
 )
 
