@@ -282,6 +282,13 @@ def explain_connection_error(
     return explain_unavailable(refusal, address=identity.address, who=who, rejoin=rejoin)
 
 
+def broke_off(error: Unavailable) -> bool:
+    """Whether there was a connection when the call failed, so that nobody knows whether it has had its effect."""
+    cause = error.__cause__
+    text = (cause.details() or "") if isinstance(cause, grpc.aio.AioRpcError) else ""
+    return re.search("Socket closed|Connection reset|Broken pipe|GOAWAY", text) is not None and "failed to" not in text
+
+
 def explain_unavailable(refusal: Unavailable, *, address: str, who: str, rejoin: str) -> Stranger | Unavailable:
     """What a connection that never came about means, in words that say what to do."""
     for meaning in _MEANINGS:
