@@ -33,7 +33,7 @@ from atoll.client.presence import Presence
 from atoll.client.renewal import keep_certificate
 from atoll.client.settings import SiteSettings
 from atoll.client.steps import Observer, Step, unobserved
-from atoll.client.work import RunWork, Workplace, as_refusal
+from atoll.client.work import DISK_PATIENCE_S, RunWork, Workplace, as_refusal
 from atoll.cluster.worker_process import WorkerProcess
 from atoll.transport.hello import make_hello
 from atoll.transport.identity import Identity, utc_now
@@ -43,6 +43,7 @@ from atoll.transport.tasks import Key, TaskLog
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import (
     AtollError,
+    DiskFull,
     LocalError,
     RemoteError,
     Stale,
@@ -304,6 +305,11 @@ class Agent:
             return
         try:
             is_new = await asyncio.to_thread(self._task_log.accept, task)
+        except DiskFull as error:
+            _log.error("task %s waits for disk space: %s", key, error)
+            self._board.held_up(key.run, f"waits for disk space: {error}")
+            self._spawn(self._tasked_later(task))
+            return
         except LocalError as error:
             _log.error("task %s cannot be accepted: %s", key, error)
             self._refuse(task, as_refusal(error, site=self._link.site, run=key.run, round_=task.round))
@@ -315,6 +321,11 @@ class Agent:
         for older in work.older_attempts(key):
             await work.cancel(older)
         work.add(task)
+
+    async def _tasked_later(self, task: pb.Task) -> None:
+        """Take a task on once there may be room to write it down; the stream goes on meanwhile, for what frees some."""
+        await asyncio.sleep(DISK_PATIENCE_S)
+        await self.take(pb.ServerMessage(task=task))
 
     def _asked_again(self, work: RunWork, key: Key, task: pb.Task) -> None:
         """A task that is known: its result is held, or it is under way, or it came to nothing."""
@@ -360,8 +371,8 @@ class Agent:
         _log.info("run %s: %s %s", ended.run, ended.status, ended.reason.message)
         work = self._works.pop(ended.run, None)
         if work is not None:
-            await asyncio.to_thread(self._task_log.leave, ended.run)  # now: the next Hello must not name it
             self._spawn_leave(work)
+            await asyncio.to_thread(self._task_log.leave, ended.run)  # now: the next Hello must not name it
         else:
             await self._deliveries.drop_run(ended.run)
             await asyncio.to_thread(self._task_log.leave, ended.run)

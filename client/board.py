@@ -27,13 +27,13 @@ class RunPicture:
     run: str
     name: str = ""
     app: str = ""
-    state: str = "waiting"  # "preparing", "ready", "training", "evaluating", "sending", "failed"
+    state: str = "waiting"  # "preparing", "ready", "training", "evaluating", "sending", "held up", "failed"
     device: str = ""
     round: int = 0
     num_rounds: int = 0
     done: int = 0  # optimizer steps of the task under way
     total: int = 0
-    detail: str = ""  # error text where it failed
+    detail: str = ""  # why it is held up or failed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,7 +104,11 @@ class Board:
 
     def sending(self, run: str, round_: int) -> None:
         """A result is in the outbox."""
-        self._set(run, state="sending", round=round_)
+        self._set(run, state="sending", round=round_, detail="")
+
+    def held_up(self, run: str, why: str) -> None:
+        """A task waits for something at this site that a person has to mend."""
+        self._set(run, state="held up", detail=why)
 
     def failed(self, run: str, why: str) -> None:
         """A task came to nothing."""

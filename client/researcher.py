@@ -17,6 +17,7 @@ from pathlib import Path
 from atoll.client.connection import CALL_TIMEOUT_S, connect
 from atoll.client.first_version import FirstVersion, build_first_version
 from atoll.client.people import Person
+from atoll.transport.credentials import broke_off
 from atoll.transport.reconnect import Backoff
 from atoll.transport.transfer import download, upload
 from atoll.wire import model_file, runs_pb2, runs_pb2_grpc
@@ -74,19 +75,20 @@ async def submit(person: Person, job: Job, *, notice: Notice = _silent, patience
 
 
 async def _hand_over(person: Person, request: runs_pb2.SubmitRequest, first: FirstVersion, patience: _Patience) -> str:
-    """The run's id, once the server holds all bytes. Who never answered is not waited for; who went away is."""
-    known = ""
+    """The run's id, once the server holds all bytes. Who was never there is not waited for; who went away is."""
+    met = False
     while True:
         try:
             async with connect(person) as channel:
                 stub = runs_pb2_grpc.RunsStub(channel)
                 reply: runs_pb2.SubmitReply = await stub.Submit(request, timeout=CALL_TIMEOUT_S)
-                known = reply.run
+                met = True
                 if reply.HasField("upload"):
                     await upload(channel, reply.upload, first.path)
-                return known
+                return reply.run
         except Unavailable as error:
-            if not known:
+            met = met or broke_off(error)  # it may have taken the request: asked again, it gives the same run
+            if not met:
                 raise
             await patience.wait(error)
 

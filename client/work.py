@@ -14,10 +14,10 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from atoll.client.attachment import Mailbox
 from atoll.client.base_models import BaseModels, Spawn
@@ -38,6 +38,7 @@ from atoll.wire.errors import (
     AtollError,
     ConfigError,
     DeviceMissing,
+    DiskFull,
     Incompatible,
     Malformed,
     NotAllowed,
@@ -52,6 +53,9 @@ _log = logging.getLogger(__name__)
 MAX_WORKER_DEATHS = 3  # tries of one task: a second death may be chance (memory), a third is the app
 TASK_CONFIG_BYTES = 64 << 10  # as wire/control.proto bounds it
 UPDATE = "update"  # the payload of a training
+DISK_PATIENCE_S = 5.0  # between tries while the disk is full; a person frees space within minutes
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,13 +111,27 @@ class RunWork:
         """
         async with self._turn:
             self._offer, self._admission = offer, None
-            prepared = (await self._ready()).prepared
+            prepared = (await self._ready_in_time()).prepared
         await asyncio.to_thread(self._place.task_log.join, self.run, offer)
         self._place.on_step(Step.JOINED, self.run)
         _log.info("run %s: joined, device %s, weight up to %d", self.run, prepared.device, prepared.max_weight)
         self._place.mailbox.post(
             offer_reply=pb.OfferReply(run=self.run, accept=pb.Accept(max_weight=prepared.max_weight))
         )
+
+    async def _ready_in_time(self) -> _Bench:
+        """As `_ready`; a worker that dies is started again, a few times, while the run still waits for this site."""
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        for death in range(1, MAX_WORKER_DEATHS):
+            try:
+                return await self._ready()
+            except WorkerDied as died:
+                patience_s = self._admission.job.job.wait_for_sites if self._admission is not None else 0.0
+                if clock() - began_s >= patience_s:
+                    raise
+                _log.warning("run %s: getting ready, try %d: %s\n%s", self.run, death, died, died.log_tail)
+        return await self._ready()
 
     async def _ready(self) -> _Bench:
         """A worker that can take tasks; admits the run, and starts and prepares one, where there is none."""
@@ -188,13 +206,23 @@ class RunWork:
         """One task, from its base version to a result in the outbox or a failure that the server hears of."""
         place = self._place
         try:
-            result = await self._tries(key, task)
-            await asyncio.to_thread(self._keep, key, result)
+            result = await self._with_room(f"task {key}", lambda: self._tries(key, task))
+            await self._with_room(f"task {key}", lambda: asyncio.to_thread(self._keep, key, result))
         except AtollError as error:
             await self._failed(key, task, error)
             return
         place.board.sending(self.run, task.round)
         place.deliveries.offer(result)
+
+    async def _with_room(self, what: str, do: Callable[[], Awaitable[T]]) -> T:
+        """What `do` gives. A full disk is waited out: the server stops waiting when its own deadline says so."""
+        while True:
+            try:
+                return await do()
+            except DiskFull as error:
+                _log.error("run %s: %s waits for disk space: %s", self.run, what, error)
+                self._place.board.held_up(self.run, f"waits for disk space: {error}")
+                await asyncio.sleep(DISK_PATIENCE_S)
 
     def _keep(self, key: Key, result: pb.Result) -> None:
         self._place.outbox.commit(result)
@@ -290,7 +318,7 @@ class RunWork:
         await asyncio.to_thread(place.outbox.release, key)  # a draft that came to nothing
         # Told first: an agent that is killed in between does the task again, and fails again.
         place.mailbox.post(task_failed=pb.TaskFailed(key=task.key, error=to_detail(refusal)))
-        await asyncio.to_thread(place.task_log.finish, key)
+        await self._with_room(f"the end of task {key}", lambda: asyncio.to_thread(place.task_log.finish, key))
         if isinstance(refusal, NotAllowed):  # what was agreed to is not so any more: no later task will do better
             place.leave_run(self.run, refusal)
 
@@ -309,7 +337,7 @@ class RunWork:
         await self.close()
         place = self._place
         await place.deliveries.drop_run(self.run)
-        await asyncio.to_thread(place.task_log.leave, self.run)
+        await self._with_room("leaving", lambda: asyncio.to_thread(place.task_log.leave, self.run))
         await asyncio.to_thread(place.base_models.drop_run, self.run)
         await asyncio.to_thread(remove_tree, place.home.run_state(self.run))
         place.board.gone(self.run)

@@ -88,7 +88,9 @@ class RunSession:
         """
         training = self._require_training()
         work = self._work_of(request, training)
-        with open_model(Path(request.base_path)) as base:
+        # The room is taken before the work is done: a full disk costs no training.
+        room = create_update(Path(request.out_path), self.layout.num_bytes)
+        with open_model(Path(request.base_path)) as base, room as out:
             kept = self.state.load(request.round)
             self._load(base, kept)
             training.optimizer.begin_round(kept)
@@ -103,7 +105,7 @@ class RunSession:
                 device=self.device,
                 on_step=on_step,
             )
-            crc32 = self._write_update(request, base, training)
+            crc32 = self._write_update(request.round, base, training, out)
         self._keep(request.round, training)
         return Trained(
             key=request.key,
@@ -168,20 +170,19 @@ class RunSession:
                 if (own := kept.tensors.get(_BUFFER + spec.name)) is not None:
                     tensors[spec.name][0].copy_(own)
 
-    def _write_update(self, request: Train, base: ModelFile, training: Training) -> int:
-        """Encode the difference to the base into the request's file; its crc32."""
-        rounding = Rounding(rounding_key(training.secret, request.round))
+    def _write_update(self, round: int, base: ModelFile, training: Training, out: memoryview) -> int:
+        """Encode the difference to the base into `out`; its crc32."""
+        rounding = Rounding(rounding_key(training.secret, round))
         trained = {name: tensor.detach() for name, (tensor, _) in state_of(self.model).items()}
-        with create_update(Path(request.out_path), self.layout.num_bytes) as out:
-            encode_update(
-                self.layout,
-                views(self.manifest, base.map, writable=False),
-                trained,
-                out,
-                rounding=rounding,
-                bound=self.strategy.bound,
-            )
-            return crc32_of_buffer(out)
+        encode_update(
+            self.layout,
+            views(self.manifest, base.map, writable=False),
+            trained,
+            out,
+            rounding=rounding,
+            bound=self.strategy.bound,
+        )
+        return crc32_of_buffer(out)
 
     def _keep(self, round: int, training: Training) -> None:
         kept = training.optimizer.end_round()

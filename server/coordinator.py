@@ -107,9 +107,14 @@ class Coordinator:
             await self._evaluator.close()
 
     async def _tick(self) -> None:
+        last_s = time.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
-            for site in self._leases.expired(time.monotonic()):
+            # A server that was stopped or starved has heard nobody; without this its first look would drop every site.
+            now_s = time.monotonic()
+            self._leases.pass_over(max(0.0, now_s - last_s - TICK_S), now_s)
+            last_s = now_s
+            for site in self._leases.expired(now_s):
                 silence = f"not heard for {self.settings.limits.lease_s:g} s"
                 log.warning("%s is taken for gone: %s", site, silence)
                 session = self.sessions.get(site)

@@ -43,6 +43,11 @@ class Leases:
         """When the site was last heard, lease or not; None where it never was."""
         return self._heard.get(site)
 
+    def pass_over(self, seconds: float, now_s: float) -> None:
+        """The server itself did not listen for so long before now: that is no site's silence."""
+        for site, heard_s in self._heard.items():
+            self._heard[site] = min(now_s, heard_s + seconds)
+
     def forget(self, site: str) -> None:
         """The site left in order or was revoked: nobody waits for its lease."""
         self._held.discard(site)

@@ -47,6 +47,8 @@ _SHARED: Options = (
     ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    # A ping that measures bandwidth may be under way already: no other one is sent then, and its own limit is 60 s.
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),  # 0: a stream that waits for its next task may be silent for hours
 )
 
@@ -278,6 +280,13 @@ def explain_connection_error(
     if identity.expires_at <= now:
         return IdentityError(f"the certificate of {who} expired at {identity.expires_at:%Y-%m-%d %H:%M} UTC: {rejoin}")
     return explain_unavailable(refusal, address=identity.address, who=who, rejoin=rejoin)
+
+
+def broke_off(error: Unavailable) -> bool:
+    """Whether there was a connection when the call failed, so that nobody knows whether it has had its effect."""
+    cause = error.__cause__
+    text = (cause.details() or "") if isinstance(cause, grpc.aio.AioRpcError) else ""
+    return re.search("Socket closed|Connection reset|Broken pipe|GOAWAY", text) is not None and "failed to" not in text
 
 
 def explain_unavailable(refusal: Unavailable, *, address: str, who: str, rejoin: str) -> Stranger | Unavailable:

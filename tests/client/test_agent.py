@@ -123,6 +123,15 @@ async def test_a_worker_that_does_not_get_ready_is_a_decline(
     await join(line)
 
 
+async def test_a_worker_that_dies_while_it_gets_ready_is_started_again(
+    server: ScriptedServer, running: TrialSite
+) -> None:
+    line = await server.attached()
+    running.fault.write_text("prepare die-once")
+    await join(line)
+    assert not running.fault.exists()
+
+
 async def test_an_offer_that_is_none_is_declined(server: ScriptedServer, running: TrialSite) -> None:
     line = await server.attached()
     broken = make_offer()
@@ -182,6 +191,24 @@ async def test_a_worker_that_always_dies_fails_its_task(server: ScriptedServer, 
     assert "died 3 times" in failed.error.message
     assert failed.error.round == 1
     assert len(running.trainings()) == 3
+
+
+async def test_a_full_disk_is_waited_out(
+    server: ScriptedServer, running: TrialSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.client.work.DISK_PATIENCE_S", 0.05)
+    line = await server.attached()
+    run = await join(line)
+    running.fault.write_text("train full")
+    task = make_task(run)
+    line.say(task=task)
+    server.grant_download(line, await line.hear("fetch"), MODEL)
+    async with asyncio.timeout(20):
+        while "held up" not in running.home.status.read_text():
+            await asyncio.sleep(0.02)
+    assert "waits for disk space" in running.home.status.read_text()
+    running.fault.unlink()
+    assert (await line.hear("result")).key == task.key
 
 
 async def test_a_task_that_comes_twice_is_done_once(server: ScriptedServer, running: TrialSite) -> None:

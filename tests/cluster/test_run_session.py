@@ -186,6 +186,16 @@ def test_a_site_without_training_data_says_so(make_bench: MakeBench) -> None:
         open_session(bench.prepare("none"))
 
 
+def test_room_for_the_update_is_taken_before_the_work_is_done(make_bench: MakeBench, tmp_path: Path) -> None:
+    bench = make_bench()
+    session = open_session(bench.prepare("north"))
+    steps: list[int] = []
+    request = dataclasses.replace(bench.train("north"), out_path=str(tmp_path / "absent" / "update"))
+    with pytest.raises(LocalError, match="cannot be written"):
+        session.train(request, lambda done, total: steps.append(done))
+    assert not steps
+
+
 def test_rounding_needs_its_secret(make_bench: MakeBench) -> None:
     bench = make_bench()
     with pytest.raises(Malformed, match="32"):

@@ -259,6 +259,19 @@ class Federation:
                 raise AssertionError(f"never came: {name}\n{self.logs()}")
             time.sleep(0.02)
 
+    def wait_for_worker(self, site: str) -> int:
+        """Process id of the worker of a running site, as soon as it has one."""
+        self.wait_for(lambda: bool(self.workers(site)), f"{site} has a worker")
+        return self.workers(site)[0]
+
+    def workers(self, site: str) -> list[int]:
+        """Process ids of the workers that a site's agent has started and that live."""
+        children = Path(f"/proc/{self.sites[site].pid}/task").glob("*/children")
+        try:
+            return [int(pid) for path in children for pid in path.read_text().split()]
+        except (FileNotFoundError, ProcessLookupError):
+            return []
+
     def logs(self) -> str:
         """The ends of all logs, for the text of a failed test."""
         logs = sorted(self.root.glob("*.log")) + sorted(self.root.glob("*/logs/*.log"))

@@ -190,6 +190,16 @@ def test_a_port_in_use_is_said(federation: Federation) -> None:
     assert "Traceback" not in done.err
 
 
+def test_a_second_server_on_the_same_folder_names_the_first(trio: Federation) -> None:
+    assert trio.server is not None
+    done = trio.atoll("server", "run", trio.server_folder, check=False)
+    assert done.code == 3
+    assert f"a server with pid {trio.server.pid} works on this folder" in done.err
+    assert "Traceback" not in done.err
+    assert trio.server.running
+    trio.finish(trial_job(rounds=1))  # the first one was left alone
+
+
 def test_a_full_disk_at_the_server_is_waited_out(federation: Federation) -> None:
     """The server's models lie on a file system of 4 MiB that is filled up; freed space lets the run go on."""
     models = federation.server_folder / "models"

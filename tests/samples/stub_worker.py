@@ -32,7 +32,7 @@ from atoll.cluster.messages import (
     decode,
     encode,
 )
-from atoll.wire.errors import AppFailed, AtollError, DeviceMissing, Stale
+from atoll.wire.errors import AppFailed, AtollError, DeviceMissing, DiskFull, Stale
 
 UPDATE_BYTES = 1 << 16
 MAX_WEIGHT = 100
@@ -107,6 +107,8 @@ class Stub:
             raise AppFailed(f"app failed to {doing}: ValueError: nothing to learn here")
         if words == [doing, "no-device"]:
             raise DeviceMissing("device cuda:7 was asked for, this machine has none")
+        if words == [doing, "full"]:
+            raise DiskFull("no room on the disk; free some")
         if words == [doing, "die"]:
             os.kill(os.getpid(), signal.SIGKILL)
         if words == [doing, "die-once"]:

@@ -53,6 +53,15 @@ class TestLeases:
         assert not leases.holds("a")
         assert leases.last_heard("a") == 0
 
+    def test_time_in_which_the_server_did_not_listen_is_nobodys_silence(self) -> None:
+        leases = Leases(lease_s=45)
+        leases.heard("a", 0)
+        leases.heard("b", 99)  # heard after the stop, before anybody looked at the leases
+        leases.pass_over(80, now_s=100)
+        assert leases.expired(124.9) == []
+        assert leases.expired(125) == ["a"]
+        assert leases.expired(145) == ["b"]
+
     def test_who_leaves_does_not_expire(self) -> None:
         leases = Leases(lease_s=45)
         leases.heard("a", 0)
