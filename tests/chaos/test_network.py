@@ -114,4 +114,3 @@ def test_a_half_open_connection_is_noticed_by_both_ends(
             restore(federation, "server", RELAYED)
     assert state["status"] == "finished", federation.logs()
     assert federation.model_hash(run) == undisturbed
-
