@@ -17,6 +17,8 @@ from atoll.client.steps import Step as SiteStep
 from atoll.server.steps import Step as ServerStep
 
 MAX_EVENTS = 6
+AT_ONCE = 0.0  # before the run is submitted
+SUBMISSION = frozenset({ServerStep.SUBMITTED, ServerStep.STORED, ServerStep.QUEUED})
 UPDATE_BYTES = 2000  # of the trial app's model, in float32
 
 
@@ -65,7 +67,10 @@ def draw(seed: int) -> tuple[Event, ...]:
         fault = _fault(rng, target)
         if sum(isinstance(e.fault, KillWorker) and e.target == target for e in events) == 2:
             fault = Pause(for_s=0.5)
-        events.append(Event(at=round(rng.uniform(0.0, 1.1), 3), target=target, fault=fault))
+        at = round(rng.uniform(0.001, 1.1), 3)
+        if isinstance(fault, KillAtStep) and fault.step in SUBMISSION:
+            at = AT_ONCE
+        events.append(Event(at=at, target=target, fault=fault))
     return tuple(sorted(events, key=lambda event: event.at))
 
 

@@ -24,7 +24,9 @@ KEEPALIVE_S = 3.0  # in the scaled version; as shipped a line is tried after 30 
     "fault",
     [
         pytest.param(Cut(direction="up", after_bytes=round(0.6 * WIDE_BYTES)), id="cut-at-60-percent"),
-        pytest.param(LoseAnswers(after_bytes=WIDE_BYTES - (64 << 10)), id="last-acknowledgement-lost"),
+        pytest.param(
+            LoseAnswers(after_bytes=WIDE_BYTES - (64 << 10)), id="last-acknowledgement-lost", marks=pytest.mark.chaos
+        ),
     ],
 )
 def test_an_upload_that_breaks_off_is_taken_up_where_it_was(
@@ -114,4 +116,3 @@ def test_a_half_open_connection_is_noticed_by_both_ends(
             restore(federation, "server", RELAYED)
     assert state["status"] == "finished", federation.logs()
     assert federation.model_hash(run) == undisturbed
-

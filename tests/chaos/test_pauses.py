@@ -49,6 +49,7 @@ def test_a_server_that_is_stopped_drops_nobody(
         assert federation.model_hash(run) == undisturbed
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("pause", SHORTER_THAN_THE_LEASE)
 def test_an_agent_that_is_stopped_for_less_than_its_lease_is_waited_for(
     federation: Federation, undisturbed: str, limits: Limits, pause: Pause
@@ -62,6 +63,7 @@ def test_an_agent_that_is_stopped_for_less_than_its_lease_is_waited_for(
     assert federation.model_hash(run) == undisturbed
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("pause", LONGER_THAN_THE_LEASE)
 def test_an_agent_that_is_stopped_for_more_than_its_lease_is_left_out_and_comes_back(
     federation: Federation, limits: Limits, pause: Pause

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from chaos.conftest import SITES, alter, restore
 from chaos.relay import Relay
-from chaos.script import Event, Kill, KillAtStep, KillWorker, Pause, draw
+from chaos.script import AT_ONCE, Event, Kill, KillAtStep, KillWorker, Pause, draw
 from integration.federation import Federation, Process, trial_job
 
 JOB = trial_job(rounds=3, strategy='kind = "fedadam"\ncodec = { kind = "int8" }')
@@ -72,12 +72,19 @@ class Stage:
     def perform(self, script: tuple[Event, ...]) -> dict[str, Any]:
         """Submit the job, have happen what the script says, and see the run to its end."""
         federation = self.federation
+        for event in script:
+            if event.at == AT_ONCE:
+                self._strike(event)
+        before = self._runs()
         submitting = federation.start_submitting(JOB)
+        # A person who meets no server at all is told so at once; from here on its absence is waited out.
+        federation.wait_for(lambda: self._runs() > before, "the server has heard of the run")
         with ThreadPoolExecutor(1) as watching:
             ending = watching.submit(lambda: federation.wait_for_end(federation.submitted(submitting)))
             began_s = time.monotonic()
             for event in script:
-                self._later(began_s + event.at * self.undisturbed_s, self._strike, event)
+                if event.at != AT_ONCE:
+                    self._later(began_s + event.at * self.undisturbed_s, self._strike, event)
             while not ending.done():
                 self._do_what_is_due()
                 self._revive_the_dead()
@@ -133,6 +140,12 @@ class Stage:
             if not self._process(name).running:
                 self.revive(name)
         self._reviving.clear()
+
+    def _runs(self) -> set[str]:
+        """The runs that the server has models of, or awaits one of."""
+        folder = self.federation.server_folder
+        awaited = {path.name.removeprefix("model-") for path in (folder / "staging").glob("model-*")}
+        return awaited | {path.name for path in (folder / "models").glob("*")}
 
     def _process(self, name: str) -> Process:
         process = self.federation.server if name == "server" else self.federation.sites[name]

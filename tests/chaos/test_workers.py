@@ -12,7 +12,7 @@ from integration.federation import Federation
 
 SAMPLE = Path(__file__).parents[1] / "samples" / "doomed_worker"
 PHASES = ["start", "prepare", "training", "writing", "evaluation"]
-SHORT = {"prepare", "writing"}
+SHORT = {"writing"}
 
 
 @pytest.mark.parametrize(

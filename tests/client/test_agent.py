@@ -10,8 +10,9 @@ from samples.scripted_server import ScriptedServer
 from samples.stub_worker import update_of
 from samples.trial_site import MANIFEST, SITE, TrialSite, install, key_text, make_offer, make_task
 
+from atoll.transport.tasks import TaskLog
 from atoll.wire import control_pb2 as pb
-from atoll.wire.errors import Stale, to_detail
+from atoll.wire.errors import DiskFull, Stale, to_detail
 from atoll.wire.model_file import open_model
 
 
@@ -209,6 +210,25 @@ async def test_a_full_disk_is_waited_out(
     assert "waits for disk space" in running.home.status.read_text()
     running.fault.unlink()
     assert (await line.hear("result")).key == task.key
+
+
+async def test_a_task_that_cannot_be_written_down_waits_for_room(
+    server: ScriptedServer, running: TrialSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.client.agent.DISK_PATIENCE_S", 0.05)
+    line = await server.attached()
+    run = await join(line)
+    accept, full = TaskLog.accept, [True, True]
+
+    def accept_with_room(self: TaskLog, task: pb.Task) -> bool:
+        if full:
+            full.pop()
+            raise DiskFull("no room on the disk")
+        return accept(self, task)
+
+    monkeypatch.setattr(TaskLog, "accept", accept_with_room)
+    await train(server, line, make_task(run))
+    assert not full
 
 
 async def test_a_task_that_comes_twice_is_done_once(server: ScriptedServer, running: TrialSite) -> None:
