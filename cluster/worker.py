@@ -1,4 +1,5 @@
-"""The torch process of a site: `python -P -m atoll.cluster.worker --socket PATH`. Started by `WorkerProcess`.
+"""The torch process of a site. Started by `WorkerProcess`: forked from a nursery, or in a process of its own by
+`python -P -m atoll.cluster.worker --socket PATH`.
 
 The main thread computes. A second thread only reads the socket: it hands requests on, notes cancellations at once,
 and ends the process when the agent is gone, even in the middle of a long step. What it was writing then is a draft
@@ -137,17 +138,21 @@ class Worker:
         return error
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="The torch process of an Atoll site; started by its agent.")
-    parser.add_argument("--socket", required=True, help="unix socket on which the agent listens")
-    options = parser.parse_args()
+def work(socket_path: str) -> None:
+    """Be the worker of the agent that listens there, until it says Close."""
     faulthandler.enable()  # a crash inside torch leaves a trace in the log
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(options.socket)
+    connection.connect(socket_path)
     inbox = Inbox(connection)
     threading.Thread(target=inbox.read_forever, name="inbox", daemon=True).start()
     Worker(connection, inbox).serve()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The torch process of an Atoll site; started by its agent.")
+    parser.add_argument("--socket", required=True, help="unix socket on which the agent listens")
+    work(parser.parse_args().socket)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The agent's end of a worker: starts the torch process, speaks with it, learns of its death. Loads no torch.
 
 A worker is kept over the rounds of a run, so that model, data and device context stay loaded. It never outlives the
-process that started it: its end of the socket closes then, and it exits. Its environment is a list of names that
+process that started it: its end of the socket closes then, and it exits. It is forked from the agent's nursery, or
+started directly where there is none; no caller sees a difference but in time. Its environment is a list of names that
 torch, its libraries and data loaders read, so that no secret of the agent reaches the user's code by accident.
 
 A coroutine that waits for a training may be cancelled: the worker then ends the task at its next step and stays
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import sys
 import tempfile
@@ -37,6 +39,7 @@ from atoll.cluster.messages import (
     decode,
     encode,
 )
+from atoll.cluster.nursery_process import ForkedProcess, Nursery
 from atoll.wire.errors import LocalError, Malformed
 
 SOCKET_PATH_BYTES = 100  # sun_path holds 108 on Linux and 104 on macOS
@@ -64,6 +67,35 @@ class WorkerDied(LocalError):
         self.returncode, self.log_tail = returncode, log_tail
 
 
+class ChildProcess:
+    """A worker that was started directly."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.pid = process.pid
+        self._process = process
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process has not ended yet."""
+        return self._process.returncode is None
+
+    @property
+    def returncode(self) -> int | None:
+        """As subprocess has it; None while it lives."""
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        """The return code, once the process has ended."""
+        return await self._process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL, unless it has ended."""
+        if self.lives:
+            # Not Popen.kill: it polls, and so may reap the process before asyncio does, which then loses its exit code.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
 class WorkerProcess:
     """One worker. `start`, `prepare`, then any number of `train` and `evaluate`, one at a time; `close` or `kill`.
 
@@ -79,14 +111,18 @@ class WorkerProcess:
         python: str = sys.executable,
         env: Mapping[str, str] | None = None,
         log_path: Path | None = None,
+        nursery: Nursery | None = None,
     ) -> None:
         """`folder` (made when absent, mode 0700) holds the socket and, unless `log_path` says otherwise, the log.
 
-        `env` adds to the environment that is passed on, or replaces parts of it.
+        `env` adds to the environment that is passed on, or replaces parts of it. A worker with a `python` of its own
+        is not forked from the `nursery`.
         """
         self.log_path = log_path or folder / "worker.log"
         self._folder, self._python, self._env = folder, python, dict(env or {})
-        self._process: asyncio.subprocess.Process | None = None
+        self._nursery = nursery if python == sys.executable else None
+        self._process: ChildProcess | ForkedProcess | None = None
+        self._is_killed = False
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._turn = asyncio.Lock()
@@ -94,7 +130,7 @@ class WorkerProcess:
     @property
     def pid(self) -> int | None:
         """Process id while the worker lives, else None."""
-        return self._process.pid if self._process and self._process.returncode is None else None
+        return self._process.pid if self._process and self._process.lives else None
 
     async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Start the process and wait until it has connected. Raises WorkerDied where it ends or takes longer."""
@@ -111,7 +147,13 @@ class WorkerProcess:
                 limit=LINE_BYTES,
             )
             cleanup.callback(server.close)
-            self._process = await self._spawn(path)
+            try:
+                async with asyncio.timeout(timeout_s):  # a nursery may have to load torch first
+                    self._process = await self._spawn(path)
+                if self._is_killed:  # meanwhile
+                    self._process.kill()
+            except TimeoutError:
+                raise await self._death(f"took longer than {timeout_s} s to start") from None
             await self._first_of(connected, timeout_s, "start")
             self._reader, self._writer = connected.result()
 
@@ -136,10 +178,9 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Kill the process now (SIGKILL); a call that waits for it raises WorkerDied."""
-        if self._process and self._process.returncode is None:
-            # Not Popen.kill: it polls, and so may reap the process before asyncio does, which then loses its exit code.
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGKILL)
+        self._is_killed = True
+        if self._process:
+            self._process.kill()
 
     def environment(self) -> dict[str, str]:
         """What the worker finds in its environment, and nothing else."""
@@ -154,22 +195,30 @@ class WorkerProcess:
     # ---------------------------------------------------------------------------------------------------------------
 
     def _socket_path(self, cleanup: contextlib.ExitStack) -> str:
-        path = self._folder / "worker.sock"
+        for left in self._folder.glob("worker-*.sock"):  # by an agent that was killed
+            left.unlink(missing_ok=True)
+        # A name of its own: a worker still to be forked for a start that was cancelled must not find this one's.
+        path = self._folder / f"worker-{secrets.token_hex(4)}.sock"
         if len(os.fsencode(path)) > SOCKET_PATH_BYTES:  # a private folder with a short name instead
             path = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="atoll-"))) / "worker.sock"
-        path.unlink(missing_ok=True)
         cleanup.callback(path.unlink, missing_ok=True)
         return str(path)
 
-    async def _spawn(self, socket_path: str) -> asyncio.subprocess.Process:
+    async def _spawn(self, socket_path: str) -> ChildProcess | ForkedProcess:
+        environment = self.environment()
         with self.log_path.open("ab") as log:
+            if self._nursery is not None:
+                forked = await self._nursery.fork(socket_path, log, environment)
+                if forked is not None:
+                    return forked
             # -P: the folder that the agent was started in is no place to import from.
             # A session of its own: Ctrl-C in the agent's terminal is the agent's to handle.
-            return await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(
                 self._python, "-P", "-m", "atoll.cluster.worker", "--socket", socket_path,
-                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment(),
+                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
                 start_new_session=True,
             )  # fmt: skip
+            return ChildProcess(process)
 
     async def _ask(
         self,
@@ -182,7 +231,7 @@ class WorkerProcess:
     ) -> A:
         async with self._turn:
             self._send(request)
-            answer = asyncio.ensure_future(self._answer(key, on_progress))
+            answer = asyncio.ensure_future(self._answer(request.kind, key, on_progress))
             try:
                 await self._first_of(answer, timeout_s, request.kind)
             except asyncio.CancelledError:
@@ -197,10 +246,10 @@ class WorkerProcess:
             raise Malformed(f"worker answered {message.kind!r} to {request.kind!r}")
         return message
 
-    async def _answer(self, key: str, on_progress: Callable[[int, int], None] | None) -> Answer:
+    async def _answer(self, doing: str, key: str, on_progress: Callable[[int, int], None] | None) -> Answer:
         """The answer to `key`; those to tasks that were given up are passed over."""
         while True:
-            message = await self._receive()
+            message = await self._receive(doing)
             if message.key != key:
                 continue
             if not isinstance(message, Progress):
@@ -208,7 +257,7 @@ class WorkerProcess:
             if on_progress is not None:
                 on_progress(message.done, message.total)
 
-    async def _receive(self) -> Answer:
+    async def _receive(self, doing: str) -> Answer:
         if self._reader is None:
             raise await self._death("was not started")
         try:
@@ -217,7 +266,7 @@ class WorkerProcess:
             line = b""
         if not line.endswith(b"\n"):
             self.kill()
-            raise await self._death("ended")
+            raise await self._death(f"ended during {doing}")
         message = decode(line)
         if isinstance(message, Prepare | Train | Evaluate | Cancel | Close):
             raise Malformed(f"worker sent a request: {message.kind!r}")
