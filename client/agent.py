@@ -34,6 +34,7 @@ from atoll.client.renewal import keep_certificate
 from atoll.client.settings import SiteSettings
 from atoll.client.steps import Observer, Step, unobserved
 from atoll.client.work import DISK_PATIENCE_S, RunWork, Workplace, as_refusal
+from atoll.cluster.nursery_process import Nursery
 from atoll.cluster.worker_process import WorkerProcess
 from atoll.transport.hello import make_hello
 from atoll.transport.identity import Identity, utc_now
@@ -58,11 +59,6 @@ _log = logging.getLogger(__name__)
 FAREWELL_TIMEOUT_S = 5.0  # for a server to take the last messages at the end
 
 
-def start_worker(folder: Path, log_path: Path) -> WorkerProcess:
-    """A worker of this installation, not started yet."""
-    return WorkerProcess(folder, log_path=log_path)
-
-
 class Agent:
     """The agent of one site. `run` once; `stop` from anywhere on its event loop."""
 
@@ -73,7 +69,7 @@ class Agent:
         home: SiteHome,
         link: Link,
         on_step: Observer = unobserved,
-        new_worker: Callable[[Path, Path], WorkerProcess] = start_worker,
+        new_worker: Callable[[Path, Path], WorkerProcess] | None = None,
         now: Callable[[], datetime] = utc_now,
         rng: random.Random | None = None,
     ) -> None:
@@ -81,7 +77,8 @@ class Agent:
         self._home = home
         self._link = link
         self._on_step = on_step
-        self._new_worker = new_worker
+        self._nursery = Nursery(home.logs / "nursery.log")
+        self._new_worker = new_worker or self._fork_worker
         self._now = now
         self._rng = rng
         self._mailbox = Mailbox()
@@ -182,6 +179,7 @@ class Agent:
         await asyncio.gather(*(work.close() for work in self._works.values()))
         if self._tasks:
             await asyncio.wait(self._tasks)
+        await self._nursery.close()
         self._board.connection("stopped")
         await asyncio.to_thread(self._board.write)
         await asyncio.to_thread(self._task_log.close)
@@ -198,6 +196,9 @@ class Agent:
         task = self._spawn(work.leave())
         self._leaves.add(task)
         task.add_done_callback(self._leaves.discard)
+
+    def _fork_worker(self, folder: Path, log_path: Path) -> WorkerProcess:
+        return WorkerProcess(folder, log_path=log_path, nursery=self._nursery)
 
     async def _wait_for_stop(self) -> None:
         await self._stopping.wait()

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 from atoll.cluster.messages import Evaluate, Prepare
+from atoll.cluster.nursery_process import Nursery
 from atoll.cluster.worker_process import WorkerProcess
 from atoll.server.settings import ServerFolder, ServerSettings
 from atoll.server.store import Store
@@ -31,6 +32,7 @@ class Evaluator:
     def __init__(self, *, settings: ServerSettings, folder: ServerFolder, store: Store) -> None:
         self._settings, self._folder, self._store = settings, folder, store
         self._workers: OrderedDict[str, WorkerProcess] = OrderedDict()  # prepared, longest unused first
+        self._nursery = Nursery(folder.evaluator / "nursery.log", trains=False)
         self._turn = asyncio.Lock()
 
     async def evaluate(
@@ -75,6 +77,7 @@ class Evaluator:
         async with self._turn:
             for run in list(self._workers):
                 await self._end(run)
+            await self._nursery.close()
 
     async def _worker(self, run: str, job: Job, manifest: Manifest) -> WorkerProcess:
         if run in self._workers:
@@ -84,7 +87,8 @@ class Evaluator:
         while len(self._workers) >= MAX_WORKERS:
             await self._end(next(iter(self._workers)))
         place = self._folder.evaluator / run
-        worker = WorkerProcess(place, env={"CUDA_VISIBLE_DEVICES": ""} if request.device == "cpu" else None)
+        env = {"CUDA_VISIBLE_DEVICES": ""} if request.device == "cpu" else None
+        worker = WorkerProcess(place, env=env, nursery=self._nursery)
         self._workers[run] = worker
         try:
             await worker.start()
