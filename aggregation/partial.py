@@ -74,7 +74,8 @@ class PartialLayout:
 
     @cached_property
     def raws(self) -> tuple[tuple[RawEntry, slice], ...]:
-        places, end = [], self.low.stop
+        places: list[tuple[RawEntry, slice]] = []
+        end = PARTIAL_HEADER_BYTES + _LIMB_BYTES * (self.update.num_values + self.update.num_low_values)
         for entry in self.update.raws:
             start = -(-end // _LIMB_BYTES) * _LIMB_BYTES
             end = start + entry.num_bytes
@@ -83,7 +84,8 @@ class PartialLayout:
 
     @cached_property
     def num_bytes(self) -> int:
-        return self.raws[-1][1].stop if self.raws else self.low.stop
+        end: int = self.raws[-1][1].stop if self.raws else self.low.stop
+        return end
 
     @cached_property
     def gaps(self) -> tuple[slice, ...]:

@@ -160,7 +160,7 @@ def test_regions_need_a_reducer_that_sums(changes: dict[str, Any], refused: bool
 
 def test_a_refused_region_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     require_regions_allowed(job(CELLS[0]), ["north"])
-    monkeypatch.setitem(parts.BUILT_IN["reducer"], "mean", ChoosesMean)  # type: ignore[arg-type]
+    monkeypatch.setitem(parts.BUILT_IN["reducer"], "mean", ChoosesMean)
     require_regions_allowed(job(CELLS[0]), [])
     with pytest.raises(
         ConfigError, match=r"strategy\.reducer = 'chooses' with regions = 'north, south': .*each update"

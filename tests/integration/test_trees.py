@@ -1,0 +1,176 @@
+"""A server that is a site of another: a tree makes the bytes of a flat federation, whatever dies on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from integration.federation import Federation, trial_job
+
+REGIONS = {"north": ("site-1", "site-3"), "south": ("site-2", "site-4")}
+LEAVES = tuple(sorted(site for sites in REGIONS.values() for site in sites))
+STRATEGIES = {
+    "fedavg": {"strategy": 'kind = "fedavg"'},
+    "int8": {"strategy": 'kind = "fedavg"\ncodec = { kind = "int8" }'},
+    "buffers": {"strategy": 'kind = "fedadam"\nbuffers = "first"', "values": "batch_norm = true"},
+}
+POLICY = 'allowed_apps = [{ name = "trial", hash = "any-installed" }]\nresearchers = ["ada"]\nmin_cohort = 1\n'
+LIMITS = "heartbeat_s = 1\nlease_s = 60"
+
+
+@dataclass
+class Tree:
+    """A top server and its regions, each a federation of its own."""
+
+    root: Path
+    top: Federation = field(init=False)
+    regions: dict[str, Federation] = field(default_factory=dict)
+
+    def make(self) -> None:
+        self.top = Federation(self.root / "top", limits=LIMITS)
+        self.top.root.mkdir()
+        self.top.make()
+        self.top.start_server()
+        self.top.enrol_researcher()
+        for name in REGIONS:
+            self.add_region(name)
+        self.top.sign()
+
+    def add_region(self, name: str, upper: Federation | None = None, settings: str = "") -> Federation:
+        """A federation whose server is a site of `upper`; nothing of it runs yet."""
+        upper = upper or self.top
+        region = self.regions[name] = Federation(self.root / name, limits=LIMITS)
+        region.root.mkdir()
+        region.make()
+        token = upper.atoll("site", "add", name, "--organisation", name, "--home", upper.operator).out.strip()
+        home = region.server_folder / "upstream"
+        region.atoll("site", "join", token, "--home", home)
+        (home / "policy.toml").write_text(POLICY)
+        region.add_settings(region.server_folder / "server.toml", f'[upstream]\nhome = "upstream"\n{settings}\n')
+        return region
+
+    def start(self, name: str, *sites: str) -> None:
+        region = self.regions[name]
+        region.start_server()
+        start_sites(region, *sites)
+
+    def close(self) -> None:
+        for region in self.regions.values():
+            region.close()
+        self.top.close()
+
+    def logs(self) -> str:
+        return "\n".join(f"=== {one.root.name}\n{one.logs()}" for one in (self.top, *self.regions.values()))
+
+
+def start_sites(federation: Federation, *names: str) -> None:
+    for name in names:
+        federation.enrol_site(name)
+        federation.add_settings(federation.home(name) / "site.toml", "[reproducible]\nseed = 7\n")
+    federation.sign()
+    for name in names:
+        federation.start_site(name)
+
+
+def held(region: Federation) -> list[Path]:
+    """What the sites of a region keep until it is committed."""
+    return [result for site in region.sites for result in (region.home(site) / "outbox" / "held").iterdir()]
+
+
+@pytest.fixture(scope="module")
+def flat(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Hashes of the models of a flat federation of the same sites, by strategy."""
+    federation = Federation(tmp_path_factory.mktemp("flat"))
+    try:
+        federation.make()
+        federation.start_server()
+        federation.enrol_researcher()
+        start_sites(federation, *LEAVES)
+        jobs = {name: trial_job(schedule="min = 4", **options) for name, options in STRATEGIES.items()}
+        return {name: federation.model_hash(federation.finish(job)["run"]) for name, job in jobs.items()}
+    finally:
+        federation.close()
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
+    tree = Tree(tmp_path_factory.mktemp("tree"))
+    try:
+        tree.make()
+        for name, sites in REGIONS.items():
+            tree.start(name, *sites)
+        yield tree
+    finally:
+        tree.close()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_tree_makes_the_bytes_of_a_flat_federation(flat: dict[str, str], tree: Tree, strategy: str) -> None:
+    state = tree.top.wait_for_end(tree.top.submit(trial_job(schedule="min = 2", **STRATEGIES[strategy])))
+    assert state["status"] == "finished", f"{state}\n{tree.logs()}"
+    assert tree.top.model_hash(state["run"]) == flat[strategy], tree.logs()
+    assert state["rounds"][-1]["evaluate"]["accuracy"] > 0.8
+    for region in tree.regions.values():
+        region.wait_for(lambda region=region: not held(region), "all updates are released")  # type: ignore[misc]
+
+
+def test_a_region_killed_in_a_round_goes_on_to_the_same_bytes(flat: dict[str, str], tree: Tree) -> None:
+    north = tree.regions["north"]
+    north.fault("site-3").write_text("slow 0.5")
+    run = tree.top.submit(trial_job(schedule="min = 2"))
+    try:
+        tree.top.wait_until(run, lambda state: state["status"] == "running")
+        north.wait_for(lambda: bool(held(north)), "the update of site-1")
+        assert north.server is not None
+        north.server.kill()
+    finally:
+        north.fault("site-3").unlink()
+    north.start_server()
+    state = tree.top.wait_for_end(run)
+    assert state["status"] == "finished", f"{state}\n{tree.logs()}"
+    assert tree.top.model_hash(run) == flat["fedavg"]
+
+
+def test_a_region_whose_round_comes_to_nothing_is_left_out_and_says_why(tree: Tree) -> None:
+    tree.regions["south"].fault("site-2").write_text("raise")
+    try:
+        job = trial_job(rounds=1, schedule="min = 2, quorum = 1, deadline = '60s'")
+        state = tree.top.wait_for_end(tree.top.submit(job))
+    finally:
+        tree.regions["south"].fault("site-2").unlink()
+    assert state["status"] == "finished", f"{state}\n{tree.logs()}"
+    why = state["rounds"][0]["missing"]["south"]
+    assert "region south has no part in round 1" in why
+    assert "site-2" in why
+    assert "this batch cannot be learnt" in why
+
+
+def test_a_run_that_is_stopped_above_ends_below_and_the_sites_are_free(tree: Tree) -> None:
+    for site in REGIONS["north"]:
+        tree.regions["north"].fault(site).write_text("slow 0.5")
+    try:
+        run = tree.top.submit(trial_job(rounds=50, schedule="min = 2"))
+        tree.top.wait_until(run, lambda state: state["status"] == "running")
+        tree.top.atoll("stop", run, "--home", tree.top.researcher)
+    finally:
+        for site in REGIONS["north"]:
+            tree.regions["north"].fault(site).unlink()
+    assert tree.top.wait_for_end(run)["status"] == "stopped"
+    again = tree.top.wait_for_end(tree.top.submit(trial_job(rounds=1, schedule="min = 2")))
+    assert again["status"] == "finished", f"{again}\n{tree.logs()}"
+
+
+def test_a_policy_of_the_region_is_its_own(tree: Tree) -> None:
+    policy = tree.regions["south"].server_folder / "upstream" / "policy.toml"
+    policy.write_text(POLICY.replace('"ada"', '"grace"'))
+    try:
+        run = tree.top.submit(trial_job(rounds=1, schedule="min = 1"))
+        state = tree.top.wait_for_end(run)
+    finally:
+        policy.write_text(POLICY)
+    south = next(site for site in state["sites"] if site["site"] == "south")
+    assert south["state"] == "declined"
+    assert "researchers" in south["detail"]
+    assert state["status"] == "finished", f"{state}\n{tree.logs()}"
