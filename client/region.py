@@ -17,6 +17,7 @@ from atoll.client.agent import Agent
 from atoll.client.home import SiteHome, sole_agent
 from atoll.client.link import find_link
 from atoll.client.settings import load_settings
+from atoll.client.steps import Observer, unobserved
 from atoll.client.workers import Witness, Worker
 from atoll.wire.errors import AtollError
 
@@ -34,7 +35,7 @@ class Region(Witness, Protocol):
 class RegionSite:
     """A server's membership in an upper federation, as long as it runs."""
 
-    def __init__(self, home: Path, region: Region) -> None:
+    def __init__(self, home: Path, region: Region, on_step: Observer = unobserved) -> None:
         """Raises ConfigError or IdentityError where the home cannot be used."""
         self._home = SiteHome(root=home)
         settings = load_settings(self._home.settings)

@@ -136,7 +136,7 @@ class RunDriver:
         return frozenset(self.job.job.sites)
 
     def wait_no_more(self) -> None:
-        """An upper server counts on this run: it does not end for want of rounds."""
+        """An upper server counts on this run: it is not given up as long as no round is asked for."""
         self._waits = False
 
     def site_gone(self, site: str, reason: str) -> None:
@@ -198,7 +198,7 @@ class RunDriver:
         for action in outstanding(self.plan, self.state):
             await self._act(action)
         if self.state.phase is Phase.WAITING:
-            self._later("wait for sites", self.job.job.wait_for_sites, self._end_wait)
+            self._later("wait for sites", self.plan.wait_share * self.job.job.wait_for_sites, self._end_wait)
 
     async def _take(self, item: _Item) -> None:
         actions: tuple[RunAction, ...] = ()

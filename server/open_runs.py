@@ -28,6 +28,8 @@ from atoll.wire.job import Job, decode_job
 from atoll.wire.manifest import Manifest
 from atoll.wire.names import new_run_id
 
+REGION_WAIT_SHARE = 0.8  # a region that has too few sites says so before the upper server's own wait is over
+
 
 class OpenRuns:
     """Drivers by run, oldest first. `on_change` is called when a run opens or ends."""
@@ -102,10 +104,7 @@ class OpenRuns:
         """See `RunsService.Submit`."""
         job, manifest = read_submission(request, self._settings)
         require_regions_allowed(job, self._around.regions(job.job.sites))
-        most = self._settings.limits.max_open_runs
-        if len(self._drivers) + len(self._submissions) >= most:
-            text = f"{most} runs are open already; wait for one to end, or stop one"
-            raise TooLarge(text, field="max_open_runs", bound=most)
+        self._require_room()
         row = RunRow(
             run=new_run_id(),
             name=job.job.name,
@@ -127,6 +126,12 @@ class OpenRuns:
         grant = self._transfers.grant_upload(caller.name, row.run, manifest.num_bytes)
         grant.offset = self._submissions[row.run].slot.received_bytes
         return runs_pb2.SubmitReply(run=row.run, upload=grant)
+
+    def _require_room(self) -> None:
+        most = self._settings.limits.max_open_runs
+        if len(self._drivers) + len(self._submissions) >= most:
+            text = f"{most} runs are open already; wait for one to end, or stop one"
+            raise TooLarge(text, field="max_open_runs", bound=most)
 
     def sink(self, run: str) -> Sink:
         """Where the bytes of version 0 of a run go.
@@ -163,7 +168,10 @@ class OpenRuns:
         Raises:
             Malformed: the upper server's run has the id of another one here.
             NotAllowed: it is over here.
+            TooLarge: this server has as many open runs as it takes.
         """
+        if row.run not in self._drivers:
+            self._require_room()
         first = [encode_event(delegated)]
         if await asyncio.to_thread(self._is_own, row.run):
             raise Malformed(f"run {row.run} is one of this region's own: the upper server cannot take it", run=row.run)
@@ -179,7 +187,11 @@ class OpenRuns:
         return driver
 
     def _is_own(self, run: str) -> bool:
-        return any(row.run == run for row in self._store.runs()) and self._delegated(run) is None
+        try:
+            self._store.run(run)
+        except Unknown:
+            return False
+        return self._delegated(run) is None
 
     def _delegated(self, run: str) -> Delegated | None:
         """What an upper server's run began with; None of a run of this server's own."""
@@ -295,5 +307,6 @@ def delegated_plan(job: Job, delegated: Delegated) -> Plan:
         evaluate_every=1,
         evaluate_at_sites=True,  # when it is asked for
         evaluate_at_server=False,
+        wait_share=REGION_WAIT_SHARE,
         delegated=True,
     )

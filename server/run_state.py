@@ -36,6 +36,7 @@ class Plan:
     evaluate_every: int
     evaluate_at_sites: bool
     evaluate_at_server: bool
+    wait_share: float = 1.0  # of the job's wait for sites; less in a region, for whose answer the upper server waits
     delegated: bool = False  # an upper server asks for rounds and evaluations, and commits
 
 

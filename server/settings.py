@@ -96,6 +96,8 @@ class UpstreamSection(Strict):
     home: Path  # made by `atoll site join` with the upper federation's token; below the server's folder where relative
     min_sites: int = Field(default=2, ge=1, le=1_000_000)  # members of the region without which it takes no part
     quorum: int | None = Field(default=None, ge=1)  # updates that suffice at a round's deadline; all where absent
+    # Of the upper server's deadline of a round: the rest is for the sum's way up. Each level below takes less.
+    deadline_share: float = Field(default=0.9, gt=0, le=1)
 
     @model_validator(mode="after")
     def _quorum_can_be_met(self) -> UpstreamSection:

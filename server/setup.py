@@ -59,6 +59,7 @@ database = "{database}"
 # home      = "upstream"         # folder made by: atoll site join TOKEN --home {folder}/upstream; its policy.toml counts
 # min_sites = 2                  # own sites without which this region takes no part in a run
 # quorum    = 2                  # updates that suffice at the deadline of a round; absent: all
+# deadline_share = 0.9           # of the upper deadline of a round; the rest is for the sum's way up
 
 # Evaluation on data of the server's own, for jobs with evaluation.server = true. It runs in a process without keys.
 # The server evaluates only with apps that are installed and named here.

@@ -54,8 +54,6 @@ from atoll.wire.manifest import Manifest
 log = logging.getLogger(__name__)
 
 DEFAULT_DEADLINE_S = 600.0
-# Of the upper round's deadline: the rest is for the sum's own way up, so that a region with its quorum is in time.
-DEADLINE_SHARE = 0.9
 
 T = TypeVar("T")
 
@@ -140,6 +138,7 @@ class RegionWorker:
         self._upstream = upstream
         self._driver: RunDriver | None = None
         self._site = ""
+        self._progress = (0, 0)  # updates, and sites that were asked, as last said
 
     @property
     def pid(self) -> int | None:
@@ -179,9 +178,8 @@ class RegionWorker:
             submitted_at=datetime.now(UTC),
         )
         section = self._upstream.section
-        delegated = Delegated(
-            min_sites=section.min_sites, quorum=section.quorum, deadline_s=DEADLINE_SHARE * deadline_s(job)
-        )
+        deadline = section.deadline_share * deadline_s(job)
+        delegated = Delegated(min_sites=section.min_sites, quorum=section.quorum, deadline_s=deadline)
         driver = self._driver = await self._upstream.runs.delegate(row, manifest, delegated)
         state = await until(driver, self._declared)
         return Prepared(
@@ -214,10 +212,7 @@ class RegionWorker:
         try:
             await told(driver, asked)
 
-            def closed() -> Round | None:
-                return self._closed(request.round, on_progress)
-
-            round_ = await until(driver, closed)
+            round_ = await until(driver, lambda: self._closed(request.round, on_progress))
             path = Path(request.out_path)
             num_bytes, crc32 = await despite_full_disk(driver, lambda: driver.pipeline.write_partial(round_, path))
         finally:
@@ -271,8 +266,10 @@ class RegionWorker:
             why = driver.state.abandoned_reason if known and known.number == number else "it is closed above"
             text = f"region {self._site} has no part in round {number}: {why}"
             raise TooFewSites(text, site=self._site, run=driver.run, round=number)
-        if on_progress is not None:
-            on_progress(len(round_.updates), len(round_.asked))
+        progress = (len(round_.updates), len(round_.asked))
+        if on_progress is not None and progress != self._progress:
+            self._progress = progress
+            on_progress(*progress)
         whole = round_.closing and not set(round_.closing) & set(driver.pipeline.lacks(round_))
         return round_ if whole else None
 

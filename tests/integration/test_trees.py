@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from integration.federation import Federation, trial_job
+
+from atoll.client.steps import Step as SiteStep
+from atoll.server.steps import Step as ServerStep
+
+PROGRAM = Path(__file__).parents[1] / "samples" / "killed_process.py"
 
 REGIONS = {"north": ("site-1", "site-3"), "south": ("site-2", "site-4")}
 LEAVES = tuple(sorted(site for sites in REGIONS.values() for site in sites))
@@ -32,6 +39,7 @@ class Tree:
         self.top = Federation(self.root / "top", limits=LIMITS)
         self.top.root.mkdir()
         self.top.make()
+        install_reducer(self.top.root / "installed")
         self.top.start_server()
         self.top.enrol_researcher()
         for name in REGIONS:
@@ -63,6 +71,20 @@ class Tree:
 
     def logs(self) -> str:
         return "\n".join(f"=== {one.root.name}\n{one.logs()}" for one in (self.top, *self.regions.values()))
+
+
+def install_reducer(folder: Path) -> None:
+    """A plugin whose reducer, as it says, looks at each update by itself."""
+    (folder / "trial_parts.py").write_text(
+        "from atoll.aggregation.reducers import Mean\n\n"
+        "class Chooses(Mean):\n"
+        "    def __init__(self, options: Mean.Options) -> None:\n"
+        '        self.name, self.needs = "chooses", "all"\n'
+    )
+    info = folder / "trial_parts-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: trial-parts\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[atoll.reducers]\nchooses = trial_parts:Chooses\n")
 
 
 def start_sites(federation: Federation, *names: str) -> None:
@@ -133,6 +155,37 @@ def test_a_region_killed_in_a_round_goes_on_to_the_same_bytes(flat: dict[str, st
     assert tree.top.model_hash(run) == flat["fedavg"]
 
 
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    ("kind", "step", "nth"),
+    [
+        ("server", ServerStep.OFFERED, 1),
+        *[("server", ServerStep.JOURNALLED, nth) for nth in range(1, 12)],
+        ("server", ServerStep.RECEIVED, 2),
+        ("server", ServerStep.FOLDED, 1),
+        ("server", ServerStep.FOLDED, 2),
+        ("server", ServerStep.ANNOUNCED, 1),
+        ("server", ServerStep.ENDED, 1),
+        *[("region", step, 1) for step in SiteStep],
+        ("region", SiteStep.UPLOADED, 2),
+        ("region", SiteStep.JUDGED, 2),
+    ],
+)
+def test_a_region_killed_at_a_step(flat: dict[str, str], tree: Tree, kind: str, step: str, nth: int) -> None:
+    north = tree.regions["north"]
+    assert north.server is not None
+    north.server.stop()
+    command = [sys.executable, str(PROGRAM), kind, str(north.server_folder), step, str(nth)]
+    doomed = north.server = north.start_program("server", command)
+    run = tree.top.submit(trial_job(schedule="min = 2"))
+    north.wait_for(lambda: not doomed.running, f"the region dies at {step}")
+    assert doomed.popen.returncode == -signal.SIGKILL
+    north.start_server()
+    state = tree.top.wait_for_end(run)
+    assert state["status"] == "finished", f"{state}\n{tree.logs()}"
+    assert tree.top.model_hash(run) == flat["fedavg"]
+
+
 def test_a_region_whose_round_comes_to_nothing_is_left_out_and_says_why(tree: Tree) -> None:
     tree.regions["south"].fault("site-2").write_text("raise")
     try:
@@ -174,3 +227,27 @@ def test_a_policy_of_the_region_is_its_own(tree: Tree) -> None:
     assert south["state"] == "declined"
     assert "researchers" in south["detail"]
     assert state["status"] == "finished", f"{state}\n{tree.logs()}"
+
+
+def test_a_reducer_that_is_no_sum_is_refused_when_it_is_submitted(tree: Tree) -> None:
+    path = tree.top.root / "bad.toml"
+    path.write_text(trial_job(strategy='kind = "fedavg"\nreducer = { kind = "chooses" }', schedule="min = 2"))
+    done = tree.top.atoll("run", path, "--detach", "--home", tree.top.researcher, check=False)
+    assert done.code != 0
+    assert "strategy.reducer = 'chooses' with regions = 'north, south'" in done.err, done.err
+    assert "needs each update by itself" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_region_of_a_region_makes_the_same_bytes(flat: dict[str, str], tree: Tree) -> None:
+    """site-4 moves from south into a region of its own below south: three levels."""
+    south = tree.regions["south"]
+    south.sites["site-4"].stop()
+    south.atoll("site", "revoke", "site-4", "--home", south.operator)
+    tree.add_region("east", south, "min_sites = 1")
+    south.sign()
+    tree.start("east", "site-4")
+    south.wait_for(lambda: "east attached" in (south.root / "server.log").read_text(), "east attaches")
+    state = tree.top.wait_for_end(tree.top.submit(trial_job(schedule="min = 2", **STRATEGIES["int8"])))
+    assert state["status"] == "finished", f"{state}\n{tree.logs()}"
+    assert tree.top.model_hash(state["run"]) == flat["int8"], tree.logs()
