@@ -64,9 +64,9 @@ class RegionSite:
                 await self._agent.run()
         except AtollError as error:
             self._tell(error)
-        except ExceptionGroup as errors:
-            for error in errors.exceptions:
-                self._tell(error)
+        except ExceptionGroup as failures:
+            for failure in failures.exceptions:
+                self._tell(failure)
 
     def _tell(self, error: Exception) -> None:
         unforeseen = error if not isinstance(error, AtollError) else None

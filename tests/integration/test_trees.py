@@ -18,13 +18,20 @@ PROGRAM = Path(__file__).parents[1] / "samples" / "killed_process.py"
 
 REGIONS = {"north": ("site-1", "site-3"), "south": ("site-2", "site-4")}
 LEAVES = tuple(sorted(site for sites in REGIONS.values() for site in sites))
-STRATEGIES = {
-    "fedavg": {"strategy": 'kind = "fedavg"'},
-    "int8": {"strategy": 'kind = "fedavg"\ncodec = { kind = "int8" }'},
-    "buffers": {"strategy": 'kind = "fedadam"\nbuffers = "first"', "values": "batch_norm = true"},
-}
+STRATEGIES = ("fedavg", "int8", "buffers")
 POLICY = 'allowed_apps = [{ name = "trial", hash = "any-installed" }]\nresearchers = ["ada"]\nmin_cohort = 1\n'
 LIMITS = "heartbeat_s = 1\nlease_s = 60"
+
+
+def job(strategy: str, num_members: int = 2) -> str:
+    """A job of two rounds with all of the top's members."""
+    schedule = f"min = {num_members}"
+    if strategy == "int8":
+        return trial_job(schedule=schedule, strategy='kind = "fedavg"\ncodec = { kind = "int8" }')
+    if strategy == "buffers":
+        text = 'kind = "fedadam"\nbuffers = "first"'
+        return trial_job(schedule=schedule, strategy=text, values="batch_norm = true")
+    return trial_job(schedule=schedule)
 
 
 @dataclass
@@ -110,8 +117,8 @@ def flat(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         federation.start_server()
         federation.enrol_researcher()
         start_sites(federation, *LEAVES)
-        jobs = {name: trial_job(schedule="min = 4", **options) for name, options in STRATEGIES.items()}
-        return {name: federation.model_hash(federation.finish(job)["run"]) for name, job in jobs.items()}
+        runs = {name: federation.finish(job(name, len(LEAVES)))["run"] for name in STRATEGIES}
+        return {name: federation.model_hash(run) for name, run in runs.items()}
     finally:
         federation.close()
 
@@ -130,7 +137,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_tree_makes_the_bytes_of_a_flat_federation(flat: dict[str, str], tree: Tree, strategy: str) -> None:
-    state = tree.top.wait_for_end(tree.top.submit(trial_job(schedule="min = 2", **STRATEGIES[strategy])))
+    state = tree.top.wait_for_end(tree.top.submit(job(strategy)))
     assert state["status"] == "finished", f"{state}\n{tree.logs()}"
     assert tree.top.model_hash(state["run"]) == flat[strategy], tree.logs()
     assert state["rounds"][-1]["evaluate"]["accuracy"] > 0.8
@@ -141,7 +148,7 @@ def test_a_tree_makes_the_bytes_of_a_flat_federation(flat: dict[str, str], tree:
 def test_a_region_killed_in_a_round_goes_on_to_the_same_bytes(flat: dict[str, str], tree: Tree) -> None:
     north = tree.regions["north"]
     north.fault("site-3").write_text("slow 0.5")
-    run = tree.top.submit(trial_job(schedule="min = 2"))
+    run = tree.top.submit(job("fedavg"))
     try:
         tree.top.wait_until(run, lambda state: state["status"] == "running")
         north.wait_for(lambda: bool(held(north)), "the update of site-1")
@@ -177,7 +184,7 @@ def test_a_region_killed_at_a_step(flat: dict[str, str], tree: Tree, kind: str, 
     north.server.stop()
     command = [sys.executable, str(PROGRAM), kind, str(north.server_folder), step, str(nth)]
     doomed = north.server = north.start_program("server", command)
-    run = tree.top.submit(trial_job(schedule="min = 2"))
+    run = tree.top.submit(job("fedavg"))
     north.wait_for(lambda: not doomed.running, f"the region dies at {step}")
     assert doomed.popen.returncode == -signal.SIGKILL
     north.start_server()
@@ -189,8 +196,8 @@ def test_a_region_killed_at_a_step(flat: dict[str, str], tree: Tree, kind: str, 
 def test_a_region_whose_round_comes_to_nothing_is_left_out_and_says_why(tree: Tree) -> None:
     tree.regions["south"].fault("site-2").write_text("raise")
     try:
-        job = trial_job(rounds=1, schedule="min = 2, quorum = 1, deadline = '60s'")
-        state = tree.top.wait_for_end(tree.top.submit(job))
+        half = trial_job(rounds=1, schedule="min = 2, quorum = 1, deadline = '60s'")
+        state = tree.top.wait_for_end(tree.top.submit(half))
     finally:
         tree.regions["south"].fault("site-2").unlink()
     assert state["status"] == "finished", f"{state}\n{tree.logs()}"
@@ -243,11 +250,11 @@ def test_a_region_of_a_region_makes_the_same_bytes(flat: dict[str, str], tree: T
     """site-4 moves from south into a region of its own below south: three levels."""
     south = tree.regions["south"]
     south.sites["site-4"].stop()
-    south.atoll("site", "revoke", "site-4", "--home", south.operator)
+    south.atoll("site", "revoke", "site-4", "--yes", "--home", south.operator)
     tree.add_region("east", south, "min_sites = 1")
     south.sign()
     tree.start("east", "site-4")
     south.wait_for(lambda: "east attached" in (south.root / "server.log").read_text(), "east attaches")
-    state = tree.top.wait_for_end(tree.top.submit(trial_job(schedule="min = 2", **STRATEGIES["int8"])))
+    state = tree.top.wait_for_end(tree.top.submit(job("int8")))
     assert state["status"] == "finished", f"{state}\n{tree.logs()}"
     assert tree.top.model_hash(state["run"]) == flat["int8"], tree.logs()
