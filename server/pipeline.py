@@ -64,6 +64,7 @@ class Pipeline:
         self._manifest = manifest
         self._models = models
         self._layout: UpdateLayout = update_layout(manifest, strategy.codec, strategy.buffers)
+        self._partial = PartialLayout(self._layout)
         self._open: dict[int, _Open] = {}
         self._optimizer_state: tuple[int, OptimizerState] | None = None  # with the version that it belongs to
 
@@ -75,7 +76,7 @@ class Pipeline:
     @property
     def partial_bytes(self) -> int:
         """Length of a region's sum in this run."""
-        return PartialLayout(self._layout).num_bytes
+        return self._partial.num_bytes
 
     def open_round(self, round_: Round) -> None:
         """Get ready to fold updates of `round_`; a cohort that has grown starts the sum anew.
