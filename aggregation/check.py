@@ -54,7 +54,7 @@ def check_update(
         for segment in layout.segments:
             _check_segment(layout, segment, data[segment.offset : segment.offset + segment.num_bytes], terms.bound)
         for entry in layout.raws:
-            _check_raw(entry, data[entry.offset : entry.offset + entry.num_bytes])
+            check_raw(entry, data[entry.offset : entry.offset + entry.num_bytes])
     except BadUpdate as error:
         error.site, error.round = site, round
         raise
@@ -99,7 +99,7 @@ def _check_segment(layout: UpdateLayout, segment: Segment, region: Tensor, bound
         try:
             magnitude = segment.encoding.magnitude(region, start, stop)
         except ValueError as error:
-            name = _spec_at(layout, segment.index + start).name
+            name = spec_at(layout, segment.index + start).name
             text = f'tensor "{name}" holds {error}, which {segment.encoding.name} never writes'
             raise BadUpdate(text, field=name) from None
         if not magnitude <= reach:  # NaN compares false
@@ -114,7 +114,7 @@ def _out_of_bounds(
     beyond = (~(value_P.abs() <= segment.encoding.reach(bound))).nonzero()
     # A scale may be out of bounds though the levels beside it are small: then the first value of the block names it.
     place = int(beyond[0]) if beyond.numel() else 0
-    spec, value = _spec_at(layout, segment.index + start + place), value_P[place].item()
+    spec, value = spec_at(layout, segment.index + start + place), value_P[place].item()
     return BadUpdate(
         f'tensor "{spec.name}" moves by {value}, the bound is {bound:g}; lower the learning rate, or raise '
         "strategy.sum.bound in the job",
@@ -124,12 +124,13 @@ def _out_of_bounds(
     )
 
 
-def _spec_at(layout: UpdateLayout, index: int) -> TensorSpec:
+def spec_at(layout: UpdateLayout, index: int) -> TensorSpec:
     """The tensor that value `index` of the flat vector belongs to."""
     return next(entry.spec for entry in layout.means if entry.index <= index < entry.index + entry.num_values)
 
 
-def _check_raw(entry: RawEntry, region: Tensor) -> None:
+def check_raw(entry: RawEntry, region: Tensor) -> None:
+    """Returns where the bytes of a tensor that travels as values are such. Raises BadUpdate."""
     name, dtype = entry.spec.name, DTYPES[entry.spec.dtype]
     if dtype is torch.bool and region.numel() and int(region.max()) > 1:
         raise BadUpdate(

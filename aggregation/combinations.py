@@ -24,6 +24,7 @@ class Combined:
     reducer: Reducer
     buffers: str
     server_evaluation: bool
+    regions: bool = False  # a member of the cohort is a region, which sends the sum of its sites' updates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,12 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
         applies=lambda combined: combined.buffers == "local" and combined.server_evaluation,
         reason="with local buffers the server's model keeps those it began with, so the server would judge a model "
         "that no site uses; set evaluation.server = false, or buffers = mean",
+    ),
+    Refusal(
+        keys=("strategy.reducer", "regions"),
+        applies=lambda combined: combined.regions and combined.reducer.needs != "sum",
+        reason="a region sends the sum of its sites' updates, and this reducer needs each update by itself; take the "
+        "reducer mean, or name sites of this federation alone in job.sites",
     ),
 )
 

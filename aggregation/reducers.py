@@ -7,7 +7,7 @@ server leaves in place until the version is made) and works on them block by blo
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol, Self, runtime_checkable
 
 from torch import Tensor
 
@@ -47,6 +47,26 @@ class Reduction(Protocol):
 
     def raw(self, name: str) -> Tensor:
         """The combined bytes of a tensor that travels as values. Raises ValueError where empty."""
+        ...
+
+
+@runtime_checkable
+class Mergeable(Protocol):
+    """A reduction of a reducer that needs "sum": what a region has of it travels up a tree as a payload of its own."""
+
+    @property
+    def partial_bytes(self) -> int: ...
+
+    def write_partial(self, out: Buffer) -> None:
+        """Writes all that was taken in so far into `out`."""
+        ...
+
+    def check_partial(self, payload: Buffer, weight: int, *, num_sites: int, site: str = "", round: int = 0) -> None:
+        """Returns where the part of a region of up to `num_sites` sites can be added. Raises BadUpdate."""
+        ...
+
+    def merge_partial(self, region: str, payload: Buffer) -> None:
+        """Takes in a part that passed `check_partial`, as if the region's sites were here."""
         ...
 
 

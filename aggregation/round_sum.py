@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Self
 
 import numpy as np
@@ -31,23 +31,17 @@ from torch import Tensor
 from atoll.aggregation.blocks import BLOCK_VALUES, blocks, byte_view
 from atoll.aggregation.check import Terms, check_update
 from atoll.aggregation.layout import RawEntry, Segment, UpdateLayout
+from atoll.aggregation.partial import Part, PartialLayout, SumTerms, check_partial
+from atoll.aggregation.quantum import SUM_BITS, bits, quantum_exponent
+from atoll.wire.errors import BadUpdate
 from atoll.wire.manifest import TensorSpec
 from atoll.wire.tensors import Buffer
 
-SUM_BITS = 62
+__all__ = ["MAX_SITES", "MAX_WEIGHT", "SUM_BITS", "RoundSum", "quantum_exponent"]
+
 MAX_SITES = 1 << 32
 SMALLEST_BOUND, LARGEST_BOUND = 1e-30, 1e30  # quantum and factors then stay far inside float64's exponents
 MAX_WEIGHT = 1 << 53  # weights up to here are exact in float64
-
-
-def quantum_exponent(bound: float, num_sites: int) -> int:
-    """The exponent of two of the quantum: -40 for the default bound of 1024 and 4,096 sites."""
-    mantissa, exponent = math.frexp(bound)  # bound = mantissa * 2^exponent, mantissa in [0.5, 1)
-    return (exponent - 1 if mantissa == 0.5 else exponent) + _bits(num_sites) - SUM_BITS
-
-
-def _bits(num_sites: int) -> int:
-    return (num_sites - 1).bit_length()
 
 
 class _Scratch(threading.local):
@@ -76,26 +70,27 @@ class RoundSum:
         self.max_weight = max_weight
         self.bound = bound
         self._exponent = quantum_exponent(bound, num_sites)
-        self._low_exponent = _bits(num_sites) - SUM_BITS - 1  # of the second limb's unit, in quanta
+        self._low_exponent = bits(num_sites) - SUM_BITS - 1  # of the second limb's unit, in quanta
         self._high_V = torch.zeros(layout.num_values, dtype=torch.int64)
         self._low_L = torch.zeros(layout.num_low_values, dtype=torch.int64)
         self._raws: dict[str, Tensor] = {}  # uint8, by tensor name
-        self._weights: dict[str, int] = {}  # by site
+        self._parts: dict[str, Part] = {}  # by site or region
+        self._partial = PartialLayout(layout)
         self._scratch = _Scratch()
         self._lock = threading.Lock()
 
     @property
     def sites(self) -> frozenset[str]:
-        """Sites whose update is in the sum."""
-        return frozenset(self._weights)
+        """Sites, and regions, whose updates are in the sum."""
+        return frozenset(self._parts)
 
     @property
     def num_updates(self) -> int:
-        return len(self._weights)
+        return sum(part.num_sites for part in self._parts.values())
 
     @property
     def sum_weights(self) -> int:
-        return sum(self._weights.values())
+        return sum(part.weight for part in self._parts.values())
 
     def check(self, payload: Buffer, weight: int, *, site: str = "", round: int = 0, crc32: int | None = None) -> None:
         """Returns where the update can be folded; see `check_update`. Raises BadUpdate."""
@@ -112,7 +107,8 @@ class RoundSum:
         """
         data = byte_view(payload)
         with self._lock:
-            self._admit(frozenset({site}))
+            part = Part(weight=weight, num_sites=1, first=site)
+            self._admit({site: part})
             if not 1 <= weight <= self.max_weight or data.numel() != self.layout.num_bytes:
                 raise ValueError(f"an update of weight {weight} and {data.numel()} bytes was folded unchecked")
             # w / w_max is rounded once, in float64; the power of two changes only the exponent.
@@ -120,13 +116,13 @@ class RoundSum:
             for segment in self.layout.segments:
                 self._fold_segment(segment, data[segment.offset : segment.offset + segment.num_bytes], factor)
             for entry in self.layout.raws:
-                self._fold_raw(entry, data[entry.offset : entry.offset + entry.num_bytes], frozenset({site}))
-            self._weights[site] = weight
+                self._fold_raw(entry, data[entry.offset : entry.offset + entry.num_bytes], {site: part})
+            self._parts[site] = part
 
-    def _admit(self, sites: frozenset[str]) -> None:
-        if twice := sorted(sites & self.sites):
+    def _admit(self, parts: Mapping[str, Part]) -> None:
+        if twice := sorted(parts.keys() & self.sites):
             raise ValueError(f"the update of {', '.join(twice)} is in the sum already")
-        if len(sites) + len(self._weights) > self.num_sites:
+        if sum(part.num_sites for part in parts.values()) + self.num_updates > self.num_sites:
             raise ValueError(f"the sum has room for {self.num_sites} sites")
 
     def _fold_segment(self, segment: Segment, region: Tensor, factor: float) -> None:
@@ -148,13 +144,13 @@ class RoundSum:
             term_P.copy_(whole_P)
             self._high_V[segment.index + start : segment.index + stop].add_(term_P)
 
-    def _fold_raw(self, entry: RawEntry, region: Tensor, sites: frozenset[str]) -> None:
+    def _fold_raw(self, entry: RawEntry, region: Tensor, parts: Mapping[str, Part]) -> None:
         name, known = entry.spec.name, self._raws.get(entry.spec.name)
         if known is None:
             self._raws[name] = region.clone()
         elif entry.choice == "max":
             _maximum(entry.spec, known, region)
-        elif min(sites) < min(self._weights):
+        elif _first(parts) < _first(self._parts):
             known.copy_(region)
 
     def merge(self, other: Self) -> None:
@@ -166,17 +162,73 @@ class RoundSum:
         if other._terms != self._terms:
             raise ValueError(f"sums of different terms cannot be added: {other._terms[1:]}, here {self._terms[1:]}")
         with self._lock:
-            self._admit(other.sites)
+            self._admit(other._parts)
             self._high_V.add_(other._high_V)
             self._low_L.add_(other._low_L)
             for entry in self.layout.raws:
                 if other.sites:
-                    self._fold_raw(entry, other._raws[entry.spec.name], other.sites)
-            self._weights.update(other._weights)
+                    self._fold_raw(entry, other._raws[entry.spec.name], other._parts)
+            self._parts.update(other._parts)
 
     @property
     def _terms(self) -> tuple[bytes, int, int, float]:
         return self.layout.header, self.num_sites, self.max_weight, self.bound
+
+    # --- parts of a tree --------------------------------------------------------------------------------------------
+
+    @property
+    def terms(self) -> SumTerms:
+        """What all parts of this sum have in common."""
+        return SumTerms(num_sites=self.num_sites, max_weight=self.max_weight, bound=self.bound)
+
+    @property
+    def partial_bytes(self) -> int:
+        """Length of this sum where it travels."""
+        return self._partial.num_bytes
+
+    def write_partial(self, out: Buffer) -> None:
+        """Writes this sum, as a region sends it up, into `out` of `partial_bytes`.
+
+        Raises:
+            ValueError: no update was folded, or `out` has another length.
+        """
+        data = byte_view(out)
+        if not self._parts or data.numel() != self.partial_bytes:
+            raise ValueError(f"a sum of {self.num_updates} updates into {data.numel()} bytes")
+        with self._lock:
+            part = Part(weight=self.sum_weights, num_sites=self.num_updates, first=_first(self._parts)[0])
+            header = self._partial.header(self.terms, part)
+            data[: len(header)].copy_(byte_view(header))
+            data[self._partial.high].view(torch.int64).copy_(self._high_V)
+            data[self._partial.low].view(torch.int64).copy_(self._low_L)
+            for gap in self._partial.gaps:
+                data[gap].zero_()
+            for entry, place in self._partial.raws:
+                data[place].copy_(self._raws[entry.spec.name])
+
+    def check_partial(self, payload: Buffer, weight: int, *, num_sites: int, site: str = "", round: int = 0) -> None:
+        """Returns where the sum of a region of up to `num_sites` can be added; see `check_partial`. Raises BadUpdate."""
+        try:
+            check_partial(self._partial, self.terms, payload, weight=weight, num_sites=num_sites)
+        except BadUpdate as error:
+            error.site, error.round = site, round
+            raise
+
+    def merge_partial(self, region: str, payload: Buffer) -> None:
+        """Adds a region's sum that passed `check_partial`: the same bytes as folding the updates of its sites here.
+
+        Raises:
+            ValueError: the region is in the sum already, or the sum is full.
+        """
+        part = self._partial.read_header(payload, self.terms)
+        data = byte_view(payload)
+        with self._lock:
+            self._admit({region: part})
+            self._high_V.add_(data[self._partial.high].view(torch.int64))
+            self._low_L.add_(data[self._partial.low].view(torch.int64))
+            for entry, place in self._partial.raws:
+                self._fold_raw(entry, data[place], {region: part})
+            self._parts[region] = part
 
     # --- result -----------------------------------------------------------------------------------------------------
 
@@ -188,7 +240,7 @@ class RoundSum:
         Raises:
             ValueError: no update was folded.
         """
-        if not self._weights:
+        if not self._parts:
             raise ValueError("no update was folded, so there is no mean")
         stop = index + out_P.numel()
         out_P.copy_(self._high_V[index:stop])
@@ -210,9 +262,14 @@ class RoundSum:
         Raises:
             ValueError: no update was folded.
         """
-        if not self._weights:
+        if not self._parts:
             raise ValueError("no update was folded, so there are no values")
         return self._raws[name]
+
+
+def _first(parts: Mapping[str, Part]) -> tuple[str, str]:
+    """The site whose name sorts first, with the member that it came by: two regions may have sites of one name."""
+    return min((part.first, member) for member, part in parts.items())
 
 
 def _round(values_P: Tensor) -> Tensor:

@@ -14,11 +14,16 @@ from typing import Protocol, TypeVar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """A site accepted the run; `max_weight` bounds the weight of each of its updates."""
+    """A site accepted the run; `max_weight` bounds the weight of each of its updates.
+
+    Of a region it bounds those of each site below; its own are sums of up to `num_sites` of them.
+    """
 
     site: str
     max_weight: int
     labels: Mapping[str, str]
+    num_sites: int = 0  # below a region, over all levels; 0: it is a site itself
+    sum_weights: int = 0  # largest weight of an update of a region; 0 of a site
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +71,25 @@ class Committed:
     version: int
 
 
-Event = Joined | Left | Ready | Accepted | Failed | TimerFired | Committed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The upper server wants a round of this region; the sum of its updates keeps to the terms of the whole round."""
+
+    round: int
+    base_version: int
+    num_sites: int
+    max_weight: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdrawn:
+    """The upper server does not wait for this region's part of a round any more."""
+
+    round: int
+    reason: str
+
+
+Event = Joined | Left | Ready | Accepted | Failed | TimerFired | Committed | Asked | Withdrawn
 
 
 # --- actions: what the schedule wants --------------------------------------------------------------------------------
@@ -83,6 +106,7 @@ class Dispatch:
     base_version: int
     sites: tuple[str, ...]
     max_weight: int
+    num_sites: int = 0  # updates that the sum has room for, in a region that of the whole tree; 0: those of the cohort
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,13 +140,21 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Abandon:
+    """This region has no part in a round; the run goes on with the next one that is asked for."""
+
+    round: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUp:
     """The run cannot go on; `reason` names who or what is missing."""
 
     reason: str
 
 
-Action = Dispatch | Close | Cancel | SetTimer | Stop | GiveUp
+Action = Dispatch | Close | Cancel | SetTimer | Stop | GiveUp | Abandon
 
 S = TypeVar("S")
 

@@ -6,7 +6,7 @@ simulator alike. Events and actions of schedules are named here too, for those w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,7 @@ __all__ = [
     "Stop",
     "Strategy",
     "TimerFired",
+    "require_regions_allowed",
     "resolve",
 ]
 
@@ -104,6 +105,22 @@ def resolve(job: Job) -> Strategy:
         _values(section, wanted, job),
     )
     return Strategy(name=section.kind, work=section.work, buffers=section.buffers, bound=section.sum.bound, **made)
+
+
+def require_regions_allowed(job: Job, regions: Sequence[str]) -> None:
+    """Returns where these regions, which send sums in place of updates, may be in the cohort of a job.
+
+    Raises:
+        ConfigError: the reducer cannot work on sums; names it, the regions and why.
+    """
+    if not regions:
+        return
+    strategy = resolve(job)
+    combined = combinations.Combined(
+        codec=strategy.codec, reducer=strategy.reducer, buffers=strategy.buffers, server_evaluation=False, regions=True
+    )
+    values = {"strategy.reducer": strategy.reducer.name, "regions": ", ".join(regions)}
+    combinations.require_allowed(combined, values)
 
 
 def _composition(kind: str) -> Composition:

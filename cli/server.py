@@ -86,6 +86,7 @@ def run(folder: Folder) -> None:
     Example:
       atoll server run fed/server
     """
+    from atoll.client.region import join_region
     from atoll.server.main import run_server
 
-    run_server(folder)
+    run_server(folder, join=join_region)

@@ -34,9 +34,10 @@ from atoll.client.renewal import keep_certificate
 from atoll.client.settings import SiteSettings
 from atoll.client.steps import Observer, Step, unobserved
 from atoll.client.work import DISK_PATIENCE_S, RunWork, Workplace, as_refusal
+from atoll.client.workers import Nobody, Witness, Worker
 from atoll.cluster.nursery_process import Nursery
 from atoll.cluster.worker_process import WorkerProcess
-from atoll.transport.hello import make_hello
+from atoll.transport.hello import OF_A_SITE, OURS, make_hello, require_regions_taken
 from atoll.transport.identity import Identity, utc_now
 from atoll.transport.outbox import Outbox
 from atoll.transport.reconnect import Backoff
@@ -69,7 +70,8 @@ class Agent:
         home: SiteHome,
         link: Link,
         on_step: Observer = unobserved,
-        new_worker: Callable[[Path, Path], WorkerProcess] | None = None,
+        new_worker: Callable[[Path, Path], Worker] | None = None,
+        witness: Witness | None = None,
         now: Callable[[], datetime] = utc_now,
         rng: random.Random | None = None,
     ) -> None:
@@ -78,7 +80,11 @@ class Agent:
         self._link = link
         self._on_step = on_step
         self._nursery = Nursery(home.logs / "nursery.log")
-        self._new_worker = new_worker or self._fork_worker
+        self._new_worker = new_worker or (
+            lambda folder, log: WorkerProcess(folder, log_path=log, nursery=self._nursery)
+        )
+        self._is_region = witness is not None
+        self._witness: Witness = witness or Nobody()
         self._now = now
         self._rng = rng
         self._mailbox = Mailbox()
@@ -155,12 +161,16 @@ class Agent:
             leave_run=self._leave_run,
             on_step=self._on_step,
             new_worker=self._new_worker,
+            witness=self._witness,
+            is_region=self._is_region,
         )
 
     async def _take_up(self) -> None:
         """Go on with the open tasks of the joined runs; their workers start when the first task needs them."""
         joined = await asyncio.to_thread(self._task_log.joined)
         self._works = {run: RunWork(offer, self._place) for run, offer in joined.items()}
+        for run in joined:
+            await self._witness.joined(run)
         for task in await asyncio.to_thread(self._task_log.open_tasks):
             key = Key.of(task.key)
             if self._outbox.result(key) is not None:  # killed after the one became durable, before the other
@@ -197,9 +207,6 @@ class Agent:
         self._leaves.add(task)
         task.add_done_callback(self._leaves.discard)
 
-    def _fork_worker(self, folder: Path, log_path: Path) -> WorkerProcess:
-        return WorkerProcess(folder, log_path=log_path, nursery=self._nursery)
-
     async def _wait_for_stop(self) -> None:
         await self._stopping.wait()
 
@@ -225,10 +232,13 @@ class Agent:
             open_tasks=[task.key for task in open_tasks if Key.of(task.key) not in held_keys],
             joined_runs=sorted(joined),
             member_list_version=self._membership.version,
+            ours=OURS if self._is_region else OF_A_SITE,
         )
 
     def welcomed(self, welcome: pb.Welcome) -> None:
-        """Say again what the last stream may have lost."""
+        """Say again what the last stream may have lost. Raises Incompatible where a region is not taken."""
+        if self._is_region:
+            require_regions_taken(welcome)
         self._board.show(federation=welcome.federation)
         self._membership.tell()
         self._on_step(Step.ATTACHED, welcome.federation)
@@ -342,6 +352,7 @@ class Agent:
         key = Key.of(cancel.key)
         _log.info("task %s is not wanted any more: %s", key, cancel.reason.message)
         await asyncio.to_thread(self._task_log.cancel, key)
+        await self._witness.cancelled(str(key))
         if key.run in self._works:
             await self._works[key.run].cancel(key)
         await self._deliveries.drop(key)
@@ -362,6 +373,7 @@ class Agent:
 
     async def _committed(self, committed: pb.Committed) -> None:
         run = committed.run
+        await self._witness.committed(run, committed.round, committed.version)
         await self._deliveries.committed(run, committed.round)
         await asyncio.to_thread(self._task_log.forget_upto, run, committed.round)
         if run in self._works:
@@ -370,6 +382,7 @@ class Agent:
 
     async def _run_ended(self, ended: pb.RunEnded) -> None:
         _log.info("run %s: %s %s", ended.run, ended.status, ended.reason.message)
+        await self._witness.ended(ended.run, ended.status, ended.reason.message)
         work = self._works.pop(ended.run, None)
         if work is not None:
             self._spawn_leave(work)
@@ -384,4 +397,5 @@ class Agent:
         if work is not None:
             _log.warning("run %s: leaving it: %s", run, reason)
             self._mailbox.post(leave_run=pb.LeaveRun(run=run, reason=to_detail(reason)))
+            self._spawn(self._witness.ended(run, "failed", reason.message))
             self._spawn_leave(work)

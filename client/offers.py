@@ -33,9 +33,10 @@ class Admission:
     run: str
     job: Job
     manifest: Manifest
-    app: AppSection
+    app: AppSection | None  # None of a region: its sites have it
     app_hash: str  # SHA-256, hex: as offered, and as installed here
     data: dict[str, Any]  # the table [data.NAME]
+    submitted_by: str
 
 
 def admit(offer: pb.RunOffer, *, settings: SiteSettings, home: SiteHome) -> Admission:
@@ -48,17 +49,7 @@ def admit(offer: pb.RunOffer, *, settings: SiteSettings, home: SiteHome) -> Admi
         NotAllowed: the app that is installed here is another one; both hashes are in it.
     """
     site = settings.site.name
-    job = _job(offer, site)
-    request = Request(
-        run=offer.run,
-        app=job.job.app,
-        app_hash=offer.app_hash,
-        num_rounds=job.job.rounds,
-        num_sites=offer.num_sites,
-        submitted_by=offer.submitted_by,
-        zones=zones_of(job),
-    )
-    check_request(home.policy, request, site=site)
+    job = _consented(offer, settings, home)
     app = _app(job.job.app, settings, offer.run)
     _check_hash(job.job.app, app, offer, site)
     if job.data_name not in settings.data:
@@ -70,13 +61,45 @@ def admit(offer: pb.RunOffer, *, settings: SiteSettings, home: SiteHome) -> Admi
             value=job.data_name,
             bound=", ".join(settings.data),
         )
+    return _admission(offer, job, app, settings.data[job.data_name])
+
+
+def admit_region(offer: pb.RunOffer, *, settings: SiteSettings, home: SiteHome) -> Admission:
+    """The run as this region may do it: its policy says yes. App and data are looked at by its own sites. Blocks.
+
+    Raises:
+        Malformed: the offer is none.
+        PolicyRefused: the policy says no.
+    """
+    return _admission(offer, _consented(offer, settings, home), None, {})
+
+
+def _consented(offer: pb.RunOffer, settings: SiteSettings, home: SiteHome) -> Job:
+    """The job, where the policy lets this site take part. Raises Malformed, PolicyRefused."""
+    site = settings.site.name
+    job = _job(offer, site)
+    request = Request(
+        run=offer.run,
+        app=job.job.app,
+        app_hash=offer.app_hash,
+        num_rounds=job.job.rounds,
+        num_sites=offer.num_sites,
+        submitted_by=offer.submitted_by,
+        zones=zones_of(job),
+    )
+    check_request(home.policy, request, site=site)
+    return job
+
+
+def _admission(offer: pb.RunOffer, job: Job, app: AppSection | None, data: dict[str, Any]) -> Admission:
     return Admission(
         run=offer.run,
         job=job,
         manifest=Manifest.decode(offer.manifest),
         app=app,
         app_hash=offer.app_hash,
-        data=settings.data[job.data_name],
+        data=data,
+        submitted_by=offer.submitted_by,
     )
 
 
@@ -136,14 +159,15 @@ def preparation(admission: Admission, *, settings: SiteSettings, home: SiteHome,
         run=admission.run,
         site=settings.site.name,
         app_name=admission.job.job.app,
-        distribution=admission.app.distribution,
-        entry_point=admission.app.entry_point,
+        distribution=admission.app.distribution if admission.app else "",
+        entry_point=admission.app.entry_point if admission.app else "",
         app_hash=admission.app_hash,
         data=admission.data,
         job=admission.job.canonical().decode(),
         manifest_path=str(manifest_path),
         state_folder=str(private_folder(folder / "app")),
         device=None if device == "auto" else device,
+        submitted_by=admission.submitted_by,
         rounding_seed_hex=_rounding_seed(admission, settings, secret).hex(),
     )
 

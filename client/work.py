@@ -24,11 +24,12 @@ from atoll.client.base_models import BaseModels, Spawn
 from atoll.client.board import Board
 from atoll.client.deliveries import Deliveries
 from atoll.client.home import SiteHome
-from atoll.client.offers import Admission, admit, preparation
+from atoll.client.offers import Admission, admit, admit_region, preparation
 from atoll.client.settings import SiteSettings
 from atoll.client.steps import Observer, Step
+from atoll.client.workers import Witness, Worker
 from atoll.cluster.messages import Evaluate, MetricSums, Prepared, Train
-from atoll.cluster.worker_process import WorkerDied, WorkerProcess
+from atoll.cluster.worker_process import WorkerDied
 from atoll.transport.durable import disk_errors, remove_tree
 from atoll.transport.outbox import Outbox
 from atoll.transport.tasks import Key, TaskLog
@@ -53,6 +54,7 @@ _log = logging.getLogger(__name__)
 MAX_WORKER_DEATHS = 3  # tries of one task: a second death may be chance (memory), a third is the app
 TASK_CONFIG_BYTES = 64 << 10  # as wire/control.proto bounds it
 UPDATE = "update"  # the payload of a training
+SUM = "sum"  # that of a region
 DISK_PATIENCE_S = 5.0  # between tries while the disk is full; a person frees space within minutes
 
 T = TypeVar("T")
@@ -74,7 +76,9 @@ class Workplace:
     spawn: Spawn
     leave_run: Callable[[str, RemoteError], None]
     on_step: Observer
-    new_worker: Callable[[Path, Path], WorkerProcess]  # folder of its socket, path of its log
+    new_worker: Callable[[Path, Path], Worker]  # folder of its socket, path of its log
+    witness: Witness
+    is_region: bool  # the worker is a server with sites of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +86,7 @@ class _Bench:
     """A worker that has loaded app, model and data, and what it was admitted with."""
 
     admission: Admission
-    worker: WorkerProcess
+    worker: Worker
     prepared: Prepared
 
 
@@ -94,7 +98,7 @@ class RunWork:
         self._offer = offer
         self._place = place
         self._admission: Admission | None = None
-        self._worker: WorkerProcess | None = None
+        self._worker: Worker | None = None
         self._bench: _Bench | None = None
         self._turn = asyncio.Lock()  # offers and tasks use the worker one at a time
         self._waiting: deque[pb.Task] = deque()
@@ -115,9 +119,8 @@ class RunWork:
         await asyncio.to_thread(self._place.task_log.join, self.run, offer)
         self._place.on_step(Step.JOINED, self.run)
         _log.info("run %s: joined, device %s, weight up to %d", self.run, prepared.device, prepared.max_weight)
-        self._place.mailbox.post(
-            offer_reply=pb.OfferReply(run=self.run, accept=pb.Accept(max_weight=prepared.max_weight))
-        )
+        await self._place.witness.joined(self.run)
+        self._place.mailbox.post(offer_reply=pb.OfferReply(run=self.run, accept=_accept(prepared)))
 
     async def _ready_in_time(self) -> _Bench:
         """As `_ready`; a worker that dies is started again, a few times, while the run still waits for this site."""
@@ -137,7 +140,8 @@ class RunWork:
         """A worker that can take tasks; admits the run, and starts and prepares one, where there is none."""
         place = self._place
         if self._admission is None:
-            self._admission = await asyncio.to_thread(admit, self._offer, settings=place.settings, home=place.home)
+            look = admit_region if place.is_region else admit
+            self._admission = await asyncio.to_thread(look, self._offer, settings=place.settings, home=place.home)
         if self._bench is not None and self._bench.worker.pid is not None:
             return self._bench
         admission = self._admission
@@ -272,14 +276,16 @@ class RunWork:
             "config": config,
         }
         if task.kind == pb.TRAIN:
+            common |= {"num_sites": task.sum.num_sites, "max_weight": task.sum.max_weight}
             return await self._train(key, task, bench, common)
         if task.kind == pb.EVALUATE:
             return await self._evaluate(key, task, bench, common)
         raise Incompatible(f"site {self._site} does not know task kind {task.kind}; upgrade it", site=self._site)
 
     async def _train(self, key: Key, task: pb.Task, bench: _Bench, common: dict[str, Any]) -> pb.Result:
-        place, max_weight = self._place, bench.prepared.max_weight
-        out_path = await asyncio.to_thread(place.outbox.draft, key, UPDATE)
+        place, max_weight = self._place, bench.prepared.sum_weights or bench.prepared.max_weight
+        name = SUM if place.is_region else UPDATE
+        out_path = await asyncio.to_thread(place.outbox.draft, key, name)
         place.board.working(self.run, "training", task.round)
 
         def progress(done: int, total: int) -> None:
@@ -299,7 +305,7 @@ class RunWork:
                 value=trained.weight,
                 bound=max_weight,
             )
-        payload = pb.Payload(name=UPDATE, num_bytes=trained.num_bytes, crc32=trained.crc32)
+        payload = pb.Payload(name=name, num_bytes=trained.num_bytes, crc32=trained.crc32)
         return pb.Result(
             key=task.key, round=task.round, weight=trained.weight, metrics=_sums(trained.metrics), payloads=[payload]
         )
@@ -345,7 +351,7 @@ class RunWork:
     async def _end_worker(self) -> None:
         worker, self._worker, self._bench = self._worker, None, None
         if worker is not None:
-            with disk_errors(worker.log_path):
+            with disk_errors(self._place.home.worker_log(self.run)):
                 await worker.close()
 
     @property
@@ -368,6 +374,13 @@ def as_refusal(error: AtollError, *, site: str, run: str, round_: int = 0) -> Re
         round=round_,
         value=what,
     )
+
+
+def _accept(prepared: Prepared) -> pb.Accept:
+    accept = pb.Accept(max_weight=prepared.max_weight)
+    if prepared.num_sites:
+        accept.region.CopyFrom(pb.Region(num_sites=prepared.num_sites, sum_weights=prepared.sum_weights))
+    return accept
 
 
 def _config(task: pb.Task) -> dict[str, Any]:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Collection
 
-from atoll.aggregation.schedule import Joined
+from atoll.aggregation.strategy import require_regions_allowed
 from atoll.server.driver import RunDriver
 from atoll.server.evaluator import Evaluator
 from atoll.server.events import TaskLost
 from atoll.server.membership import Leases
 from atoll.server.offers import Offers, Wanted
 from atoll.server.open_runs import OpenRuns
+from atoll.server.regions import is_region, joined_event
 from atoll.server.results import Results
 from atoll.server.round import Metrics
 from atoll.server.security import as_remote
@@ -29,6 +31,7 @@ from atoll.wire import control_pb2 as pb
 from atoll.wire import errors_pb2
 from atoll.wire.errors import (
     AtollError,
+    ConfigError,
     Malformed,
     RemoteError,
     Stale,
@@ -272,11 +275,12 @@ class Coordinator:
             if session.site in self._active_sites and not session.ended
         }
         open_drivers = [driver for driver in self.runs if driver.takes_sites]
+        self._refuse_regions(open_drivers)
         for run, site in self._offers.next(places, [_wanted(driver) for driver in open_drivers]):
             driver = self.runs.get(run)
             if driver is not None:
                 driver.summary.site_is(site, "offered")
-                self.sessions.send(site, run_offer=driver.offer(len(driver.job.job.sites or places)))
+                self.sessions.send(site, run_offer=driver.offer(len(driver.only or places)))
                 self._on_step(Step.OFFERED, run)
         for driver in open_drivers:
             if not self._offers.is_pending(driver.run):
@@ -287,20 +291,37 @@ class Coordinator:
         if driver is None or not self._offers.is_asked(reply.run, site):
             return
         if reply.WhichOneof("answer") == "accept" and reply.accept.max_weight >= 1:
-            labels = dict(session.hello.capacity.labels)
+            try:
+                event = joined_event(session, reply.accept)
+            except RemoteError as error:
+                self._decline(driver, site, error.message)
+                session.send(run_ended=pb.RunEnded(run=reply.run, status="failed", reason=to_detail(error)))
+                return
 
             async def joined() -> None:
                 driver.summary.site_is(site, "ready")
                 self._offers.settled(reply.run, site)
                 self._make_offers()
 
-            driver.tell(Joined(site=site, max_weight=reply.accept.max_weight, labels=labels), joined)
+            driver.tell(event, joined)
             return
-        reason = from_detail(reply.decline).message or "it gave no reason"
-        log.warning("run %s: %s declined: %s", reply.run, site, reason)
-        self._offers.declined(reply.run, site, reason)
+        self._decline(driver, site, from_detail(reply.decline).message or "it gave no reason")
+
+    def _decline(self, driver: RunDriver, site: str, reason: str) -> None:
+        log.warning("run %s: %s declined: %s", driver.run, site, reason)
+        self._offers.declined(driver.run, site, reason)
         driver.summary.site_is(site, "declined", detail=reason)
         self._make_offers()
+
+    def _refuse_regions(self, drivers: list[RunDriver]) -> None:
+        """Regions are not asked to join a run whose reducer needs each update by itself."""
+        for driver in drivers:
+            for region in self.regions(driver.only):
+                try:
+                    require_regions_allowed(driver.job, [region])
+                except ConfigError as error:
+                    self._offers.declined(driver.run, region, str(error))
+                    driver.summary.site_is(region, "declined", detail=str(error))
 
     # --- what drivers need (`surroundings.Surroundings`) ------------------------------------------------------------------
 
@@ -309,6 +330,10 @@ class Coordinator:
 
     def withdraw_transfers(self, run: str, site: str | None, reason: RemoteError) -> None:
         self.transfers.withdraw(site, run, reason)
+
+    def regions(self, sites: Collection[str]) -> tuple[str, ...]:
+        attached = (session for session in self.sessions if is_region(session) and not session.ended)
+        return tuple(sorted(session.site for session in attached if not sites or session.site in sites))
 
     def shortfall(self, run: str) -> str:
         driver = self.runs.get(run)
@@ -341,7 +366,7 @@ class Coordinator:
 
 
 def _wanted(driver: RunDriver) -> Wanted:
-    return Wanted(run=driver.run, only=frozenset(driver.job.job.sites), members=frozenset(driver.state.members))
+    return Wanted(run=driver.run, only=driver.only, members=frozenset(driver.state.members))
 
 
 def _end_in_order(session: Session) -> None:

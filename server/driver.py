@@ -24,6 +24,7 @@ from atoll.server.events import (
     decode_event,
     encode_event,
 )
+from atoll.server.messages import cancel_message, offer_message, task_message
 from atoll.server.models import RunModels
 from atoll.server.pipeline import Pipeline
 from atoll.server.records import RoundRow, RunRow
@@ -102,6 +103,7 @@ class RunDriver:
         self._background: set[asyncio.Task[None]] = set()
         self._started = asyncio.Event()
         self._evaluating = asyncio.Lock()
+        self._waits = True  # for sites, as long as the job says
         self._over = False  # nobody reads the inbox any more
 
     # --- from outside -----------------------------------------------------------------------------------------------
@@ -124,14 +126,18 @@ class RunDriver:
 
     def offer(self, num_sites: int) -> pb.RunOffer:
         """What a site is asked; `num_sites` are asked in all."""
-        return pb.RunOffer(
-            run=self.run,
-            job=self._row.job,
-            manifest=self.manifest.encode(),
-            app_hash=self._row.app_hash,
-            submitted_by=self._row.submitted_by,
-            num_sites=num_sites,
-        )
+        return offer_message(self._row, self.manifest, num_sites)
+
+    @property
+    def only(self) -> frozenset[str]:
+        """The sites that may be asked to join; empty means any. In a region, those that it has declared."""
+        if self.plan.delegated:
+            return frozenset(member.site for member in self.state.schedule.declared)
+        return frozenset(self.job.job.sites)
+
+    def wait_no_more(self) -> None:
+        """An upper server counts on this run: it is not given up as long as no round is asked for."""
+        self._waits = False
 
     def site_gone(self, site: str, reason: str) -> None:
         """A member's lease ran out, or it left: nobody waits for it, and what only it still held is lost."""
@@ -192,7 +198,7 @@ class RunDriver:
         for action in outstanding(self.plan, self.state):
             await self._act(action)
         if self.state.phase is Phase.WAITING:
-            self._later("wait for sites", self.job.job.wait_for_sites, self._end_wait)
+            self._later("wait for sites", self.plan.wait_share * self.job.job.wait_for_sites, self._end_wait)
 
     async def _take(self, item: _Item) -> None:
         actions: tuple[RunAction, ...] = ()
@@ -242,6 +248,8 @@ class RunDriver:
     # --- committing -------------------------------------------------------------------------------------------------
 
     async def _commit_if_whole(self) -> None:
+        if self.plan.delegated:
+            return  # the upper server commits (upstream.py)
         for round_ in list(self.state.rounds.values()):
             if round_.closing and not set(round_.closing) & set(self.pipeline.lacks(round_)):
                 await self._commit(round_)
@@ -287,20 +295,13 @@ class RunDriver:
     # --- tasks and timers -------------------------------------------------------------------------------------------
 
     def _send_task(self, task: Task) -> None:
-        kind = pb.TRAIN if task.kind == "train" else pb.EVALUATE
-        message = pb.Task(
-            key=pb.TaskKey(run=self.run, task=task.task, attempt=task.attempt),
-            kind=kind,
-            round=task.round,
-            base_version=task.base_version,
-        )
+        message = task_message(self.run, task, self.state.rounds.get(task.round))
         self._around.send(task.site, task=message)
         self._on_step(Step.DISPATCHED, self.run)
 
     def _withdraw(self, task: Task, reason: str) -> None:
         error = Stale(f"task {task.task} is withdrawn: {reason}", site=task.site, run=self.run, round=task.round)
-        key = pb.TaskKey(run=self.run, task=task.task, attempt=task.attempt)
-        self._around.send(task.site, cancel_task=pb.CancelTask(key=key, reason=to_detail(error)))
+        self._around.send(task.site, cancel_task=cancel_message(self.run, task, error))
         if task.kind == "train":
             self._around.withdraw_transfers(self.run, task.site, error)
 
@@ -315,7 +316,8 @@ class RunDriver:
         self._timers[name] = asyncio.get_running_loop().call_later(after_s, do)
 
     def _end_wait(self) -> None:
-        self.tell(WaitEnded(reason=self._around.shortfall(self.run)))
+        if self._waits:
+            self.tell(WaitEnded(reason=self._around.shortfall(self.run)))
 
     def nobody_left_to_ask(self) -> None:
         """All offers are answered: the members so far are who there is."""
@@ -375,10 +377,8 @@ class RunDriver:
                 await self._act(action)
 
     def _quiet(self) -> None:
-        for timer in self._timers.values():
-            timer.cancel()
-        for task in self._background:
-            task.cancel()
+        for one in (*self._timers.values(), *self._background):
+            one.cancel()
 
     async def _durably(self, write: Callable[..., T], *arguments: object) -> T:
         """The result of a write that may find the disk full: told to people, and tried again until there is room."""

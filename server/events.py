@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.aggregation.schedule import Committed, Joined, Left, Ready, TimerFired
+from atoll.aggregation.schedule import Asked, Committed, Joined, Left, Ready, TimerFired, Withdrawn
 from atoll.server.round import Metrics
 
 
@@ -84,6 +84,34 @@ class Broken:
     reason: str
 
 
+# --- of a region: what the upper server wants (docs/trees.md) --------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delegated:
+    """The first event of a run that an upper server offered to this region; its `Committed` come from there."""
+
+    min_sites: int
+    quorum: int | None
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationAsked:
+    """The upper server wants the region's metric sums of a version."""
+
+    version: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedAbove:
+    """The run is over at the upper server, or this region takes part in it no more."""
+
+    outcome: str  # "finished", "failed" or "stopped"
+    reason: str
+
+
 RunEvent = (
     Joined
     | Left
@@ -98,6 +126,11 @@ RunEvent = (
     | WaitEnded
     | StopAsked
     | Broken
+    | Delegated
+    | Asked
+    | Withdrawn
+    | EvaluationAsked
+    | EndedAbove
 )
 
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in RunEvent.__args__}

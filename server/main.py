@@ -13,10 +13,10 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -35,6 +35,7 @@ from atoll.server.security import Gate, as_stranger, by_certificate, by_claim
 from atoll.server.settings import ServerFolder, ServerSettings, load_settings, parse_address
 from atoll.server.steps import Observer, unobserved
 from atoll.server.store import Store
+from atoll.server.upstream import Upstream
 from atoll.transport.credentials import server_credentials, server_options
 from atoll.transport.mallopt import tune_malloc
 from atoll.transport.transfer import transfer_handlers
@@ -44,8 +45,22 @@ from atoll.wire.errors import ConfigError, LocalError, PortInUse
 log = logging.getLogger(__name__)
 
 
-def run_server(folder: Path, on_step: Observer = unobserved) -> None:
+class Membership(Protocol):
+    """This server as a site of an upper federation (client/region.py)."""
+
+    def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+Join = Callable[[Path, Upstream], Membership]  # from the home of the membership, not started yet
+
+
+def run_server(folder: Path, on_step: Observer = unobserved, join: Join | None = None) -> None:
     """Runs the server in `folder` until SIGTERM or Ctrl-C; prints one line when it is ready.
+
+    Args:
+        join: makes the agent towards an upper server, where the settings have [upstream].
 
     Raises:
         ConfigError: the settings cannot be used.
@@ -55,7 +70,7 @@ def run_server(folder: Path, on_step: Observer = unobserved) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     tune_malloc()
     with _opened(ServerFolder(root=folder.resolve()), settings) as (store, authority):
-        asyncio.run(_serve(ServerFolder(root=folder.resolve()), settings, store, authority, on_step))
+        asyncio.run(_serve(ServerFolder(root=folder.resolve()), settings, store, authority, on_step, join))
 
 
 @contextmanager
@@ -83,9 +98,14 @@ def _opened(place: ServerFolder, settings: ServerSettings) -> Iterator[tuple[Sto
 
 
 async def _serve(
-    place: ServerFolder, settings: ServerSettings, store: Store, authority: Authority, on_step: Observer
+    place: ServerFolder,
+    settings: ServerSettings,
+    store: Store,
+    authority: Authority,
+    on_step: Observer,
+    join: Join | None,
 ) -> None:
-    server = Server(place=place, settings=settings, store=store, authority=authority, on_step=on_step)
+    server = Server(place=place, settings=settings, store=store, authority=authority, on_step=on_step, join=join)
     end = asyncio.Event()
     kill = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -116,12 +136,20 @@ class Server:
         store: Store,
         authority: Authority,
         on_step: Observer = unobserved,
+        join: Join | None = None,
     ) -> None:
+        """Raises ConfigError or IdentityError where the home of [upstream] cannot be used."""
         self._settings, self._store, self._authority = settings, store, authority
         evaluator = Evaluator(settings=settings, folder=place, store=store) if settings.apps else None
         self.coordinator = Coordinator(
             settings=settings, folder=place, store=store, evaluator=evaluator, on_step=on_step
         )
+        self._membership: Membership | None = None
+        if settings.upstream is not None:
+            if join is None:
+                raise ConfigError("[upstream]: this server was started without an agent", key="upstream")
+            upstream = Upstream(settings.upstream, self.coordinator, store)
+            self._membership = join(place.root / settings.upstream.home, upstream)
         self._members: grpc.aio.Server | None = None
         self._newcomers: grpc.aio.Server | None = None
         self._watch: asyncio.Task[None] | None = None  # over members' certificates
@@ -156,11 +184,15 @@ class Server:
         await self._members.start()
         await self._newcomers.start()
         self._watch = asyncio.create_task(watch_certificates(self._store), name="certificates")
+        if self._membership is not None:
+            self._membership.start()
 
     async def drain(self) -> None:
         """Lets nobody in any more, ends streams in order, gives other calls `limits.drain_s`, and stops."""
         if self._watch is not None:
             self._watch.cancel()
+        if self._membership is not None:
+            await self._membership.stop()
         servers = [server for server in (self._newcomers, self._members) if server is not None]
         stopping = [asyncio.create_task(server.stop(self._settings.limits.drain_s)) for server in servers]
         await asyncio.sleep(0)  # the stops begin first, or a site whose stream ends would come straight back

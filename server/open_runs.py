@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 
-from atoll.aggregation.strategy import resolve
+from atoll.aggregation.schedules.relayed import Relayed
+from atoll.aggregation.strategy import require_regions_allowed, resolve
 from atoll.server.driver import RunDriver
-from atoll.server.events import StopAsked
+from atoll.server.events import Delegated, StopAsked, decode_event, encode_event
 from atoll.server.models import RunModels
 from atoll.server.pipeline import Pipeline
 from atoll.server.records import OPEN_STATUSES, RunRow
@@ -22,10 +23,12 @@ from atoll.server.summary import RunSummary
 from atoll.server.surroundings import Surroundings
 from atoll.server.transfers import Sink, Transfers
 from atoll.wire import runs_pb2
-from atoll.wire.errors import NotAllowed, Stale, TooLarge, Unavailable, Unknown
+from atoll.wire.errors import Malformed, NotAllowed, Stale, TooLarge, Unavailable, Unknown
 from atoll.wire.job import Job, decode_job
 from atoll.wire.manifest import Manifest
 from atoll.wire.names import new_run_id
+
+REGION_WAIT_SHARE = 0.8  # a region that has too few sites says so before the upper server's own wait is over
 
 
 class OpenRuns:
@@ -64,7 +67,7 @@ class OpenRuns:
                 if row.status == "uploading":
                     self._expect_model(row, manifest)
                 else:
-                    self._drive(row, manifest)
+                    self._drive(row, manifest, await asyncio.to_thread(self._delegated, row.run))
         for driver in self:
             await driver.started()
 
@@ -100,10 +103,8 @@ class OpenRuns:
     async def submit(self, caller: Caller, request: runs_pb2.SubmitRequest) -> runs_pb2.SubmitReply:
         """See `RunsService.Submit`."""
         job, manifest = read_submission(request, self._settings)
-        most = self._settings.limits.max_open_runs
-        if len(self._drivers) + len(self._submissions) >= most:
-            text = f"{most} runs are open already; wait for one to end, or stop one"
-            raise TooLarge(text, field="max_open_runs", bound=most)
+        require_regions_allowed(job, self._around.regions(job.job.sites))
+        self._require_room()
         row = RunRow(
             run=new_run_id(),
             name=job.job.name,
@@ -125,6 +126,12 @@ class OpenRuns:
         grant = self._transfers.grant_upload(caller.name, row.run, manifest.num_bytes)
         grant.offset = self._submissions[row.run].slot.received_bytes
         return runs_pb2.SubmitReply(run=row.run, upload=grant)
+
+    def _require_room(self) -> None:
+        most = self._settings.limits.max_open_runs
+        if len(self._drivers) + len(self._submissions) >= most:
+            text = f"{most} runs are open already; wait for one to end, or stop one"
+            raise TooLarge(text, field="max_open_runs", bound=most)
 
     def sink(self, run: str) -> Sink:
         """Where the bytes of version 0 of a run go.
@@ -155,13 +162,50 @@ class OpenRuns:
             queue=queue,
         )
 
-    def _drive(self, row: RunRow, manifest: Manifest) -> RunDriver:
+    async def delegate(self, row: RunRow, manifest: Manifest, delegated: Delegated) -> RunDriver:
+        """The run that an upper server has offered to this region, opened where it is not.
+
+        Raises:
+            Malformed: the upper server's run has the id of another one here.
+            NotAllowed: it is over here.
+            TooLarge: this server has as many open runs as it takes.
+        """
+        if row.run not in self._drivers:
+            self._require_room()
+        first = [encode_event(delegated)]
+        if await asyncio.to_thread(self._is_own, row.run):
+            raise Malformed(f"run {row.run} is one of this region's own: the upper server cannot take it", run=row.run)
+        create = self._store.create_run
+        row = await asyncio.to_thread(create, row, manifest=manifest.encode(), request=row.run, events=first)
+        driver = self._drivers.get(row.run)
+        if row.status not in OPEN_STATUSES:
+            raise NotAllowed(f"run {row.run} is over in this region: {row.status}", run=row.run, value=row.status)
+        if driver is None:
+            driver = self._drive(row, manifest, delegated)
+            await driver.started()
+            self._on_change()
+        return driver
+
+    def _is_own(self, run: str) -> bool:
+        try:
+            self._store.run(run)
+        except Unknown:
+            return False
+        return self._delegated(run) is None
+
+    def _delegated(self, run: str) -> Delegated | None:
+        """What an upper server's run began with; None of a run of this server's own."""
+        events = self._store.events(run, most=1)
+        first = decode_event(events[0]) if events else None
+        return first if isinstance(first, Delegated) else None
+
+    def _drive(self, row: RunRow, manifest: Manifest, delegated: Delegated | None = None) -> RunDriver:
         job = decode_job(row.job)
         models = RunModels(self._folder.models, row.run, manifest)
         driver = RunDriver(
             row=row,
             job=job,
-            plan=plan_of(job),
+            plan=plan_of(job) if delegated is None else delegated_plan(job, delegated),
             pipeline=Pipeline(run=row.run, strategy=resolve(job), manifest=manifest, models=models),
             models=models,
             manifest=manifest,
@@ -211,10 +255,11 @@ class OpenRuns:
     async def stop(self, caller: Caller, run: str) -> None:
         """See `RunsService.Stop`."""
         row = await asyncio.to_thread(self._store.run, run)
-        if caller.role == "researcher" and row.submitted_by != caller.name:
+        driver = self._drivers.get(run)
+        theirs = row.submitted_by == caller.name and not (driver is not None and driver.plan.delegated)
+        if caller.role == "researcher" and not theirs:
             raise NotAllowed(f"run {run} is {row.submitted_by}'s: only they or an operator can stop it", run=run)
         submission = self._submissions.pop(run, None)
-        driver = self._drivers.get(run)
         if submission is not None:
             submission.close()
             await asyncio.to_thread(self._store.set_status, run, "stopped", None)
@@ -249,4 +294,19 @@ def plan_of(job: Job) -> Plan:
         evaluate_every=job.evaluation.every,
         evaluate_at_sites=job.evaluation.sites,
         evaluate_at_server=job.evaluation.server,
+    )
+
+
+def delegated_plan(job: Job, delegated: Delegated) -> Plan:
+    """The same of a run that an upper server has offered to this region."""
+    options = Relayed.Options(min=delegated.min_sites, quorum=delegated.quorum, deadline=delegated.deadline_s)
+    return Plan(
+        schedule=Relayed(options),
+        num_rounds=job.job.rounds,
+        seed=job.job.seed,
+        evaluate_every=1,
+        evaluate_at_sites=True,  # when it is asked for
+        evaluate_at_server=False,
+        wait_share=REGION_WAIT_SHARE,
+        delegated=True,
     )

@@ -3,6 +3,7 @@
 ::
 
     decode -> validate -> (journal) -> fold -> finish -> server optimizer -> commit
+                                            `-> write_partial: the sum of a region, which the upper server commits
 
 Invariants. An update is checked whole before any of it is folded, so a refused one changes nothing. It is folded only
 after the journal says that it was accepted. Sums are exact, so neither order nor a replay changes a byte of the model.
@@ -12,12 +13,15 @@ Everything here blocks and runs in threads; torch releases the interpreter lock 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from atoll.aggregation.layout import UpdateLayout, update_layout
 from atoll.aggregation.next_model import next_model
 from atoll.aggregation.optimizer_state import OptimizerState
-from atoll.aggregation.reducers import Reduction
+from atoll.aggregation.partial import PartialLayout
+from atoll.aggregation.reducers import Mergeable, Reduction
 from atoll.aggregation.strategy import Strategy
+from atoll.cluster.update_file import create_update
 from atoll.server.models import RunModels
 from atoll.server.round import Round
 from atoll.wire.errors import BadUpdate
@@ -43,6 +47,13 @@ class _Open:
     max_weight: int
     folded: set[str]
 
+    @property
+    def sum(self) -> Mergeable:
+        """The reduction, where it is a sum: planning has refused regions to every other."""
+        if not isinstance(self.reduction, Mergeable):
+            raise BadUpdate("this run's reducer cannot add the sums of regions", field="strategy.reducer")
+        return self.reduction
+
 
 class Pipeline:
     """Folds the updates of one run's open rounds and makes its model versions."""
@@ -53,6 +64,7 @@ class Pipeline:
         self._manifest = manifest
         self._models = models
         self._layout: UpdateLayout = update_layout(manifest, strategy.codec, strategy.buffers)
+        self._partial = PartialLayout(self._layout)
         self._open: dict[int, _Open] = {}
         self._optimizer_state: tuple[int, OptimizerState] | None = None  # with the version that it belongs to
 
@@ -61,11 +73,20 @@ class Pipeline:
         """Length of an encoded update of this run."""
         return self._layout.num_bytes
 
+    @property
+    def partial_bytes(self) -> int:
+        """Length of a region's sum in this run."""
+        return self._partial.num_bytes
+
     def open_round(self, round_: Round) -> None:
-        """Get ready to fold updates of `round_`; a cohort that has grown starts the sum anew."""
+        """Get ready to fold updates of `round_`; a cohort that has grown starts the sum anew.
+
+        So does a round that is asked for again after it was abandoned.
+        """
         known = self._open.get(round_.number)
-        num_sites = len(round_.asked)
-        if known is not None and (known.num_sites, known.max_weight) == (num_sites, round_.max_weight):
+        num_sites = round_.num_sites
+        same = known is not None and (known.num_sites, known.max_weight) == (num_sites, round_.max_weight)
+        if known is not None and same and known.folded <= set(round_.updates):
             return
         reduction = self._strategy.reducer.init(
             self._layout, num_sites=num_sites, max_weight=round_.max_weight, bound=self._strategy.bound
@@ -80,13 +101,17 @@ class Pipeline:
         return tuple(sorted(set(round_.updates) - (known.folded if known is not None else set())))
 
     def check(self, round_: Round, site: str, weight: int, update: memoryview) -> None:
-        """Nothing where every byte of `update` can be folded.
+        """Nothing where every byte of `update` can be folded; that of a region is the sum over its sites.
 
         Raises:
             BadUpdate: names site, round, tensor, value and bound.
         """
         try:
-            self._open[round_.number].reduction.check(update, weight, site=site, round=round_.number)
+            known = self._open[round_.number]
+            if below := round_.regions.get(site):
+                known.sum.check_partial(update, weight, num_sites=below, site=site, round=round_.number)
+            else:
+                known.reduction.check(update, weight, site=site, round=round_.number)
         except BadUpdate as error:
             text = f"update from {site}, round {round_.number}: {error.message}"
             raise BadUpdate(
@@ -102,9 +127,24 @@ class Pipeline:
     def fold(self, round_: Round, site: str, weight: int, update: memoryview) -> None:
         """Add a checked and journalled update to its round's sum; once, however often it comes."""
         known = self._open[round_.number]
-        if site not in known.folded:
+        if site in known.folded:
+            return
+        if site in round_.regions:
+            known.sum.merge_partial(site, update)
+        else:
             known.reduction.fold(site, update, weight)
-            known.folded.add(site)
+        known.folded.add(site)
+
+    def write_partial(self, round_: Round, path: Path) -> tuple[int, int]:
+        """Writes the sum of a closing round as a region sends it up; length and crc32 of the durable file.
+
+        Raises:
+            DiskFull: no room for it; may be tried again.
+        """
+        total = self._open[round_.number].sum
+        with create_update(path, total.partial_bytes) as out:
+            total.write_partial(out)
+            return total.partial_bytes, crc32_of_buffer(out)
 
     def drop(self, number: int) -> None:
         """Forget the sum of a round that is committed or given up."""

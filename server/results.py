@@ -67,9 +67,10 @@ class Results:
         if driver is None:
             self._release(site, result.key)
             return
-        update_bytes = driver.pipeline.update_bytes
+        pipeline = driver.pipeline
+        lengths = {"update_bytes": pipeline.update_bytes, "partial_bytes": pipeline.partial_bytes}
         try:
-            standing = standing_of(driver.state, site, result, run=driver.run, update_bytes=update_bytes)
+            standing = standing_of(driver.state, site, result, run=driver.run, **lengths)
         except RemoteError as error:
             self._refuse(driver, site, result.key, error)
             return

@@ -30,12 +30,19 @@ class Round:
     base_version: int
     asked: Mapping[str, int]  # attempt by site; a site that is asked again gets the next one
     max_weight: int
+    regions: Mapping[str, int] = field(default_factory=dict)  # number of sites below, of those asked that are regions
+    room: int = 0  # updates that the sum has room for, where not those of the cohort: a region's round is part of one
     updates: Mapping[str, Update] = field(default_factory=dict)  # by site
     closing: tuple[str, ...] = ()  # sites whose updates make the version; empty while open
 
     @property
     def cohort(self) -> tuple[str, ...]:
         return tuple(sorted(self.asked))
+
+    @property
+    def num_sites(self) -> int:
+        """Updates that the sum of the whole round has room for."""
+        return self.room or sum(self.regions.get(site, 1) for site in self.asked)
 
     @property
     def sum_weights(self) -> int:
@@ -46,10 +53,11 @@ class Round:
         """Members of the cohort whose update is not in, sorted."""
         return tuple(sorted(set(self.asked) - set(self.closing or self.updates)))
 
-    def extended(self, sites: tuple[str, ...], max_weight: int) -> Round:
+    def extended(self, sites: tuple[str, ...], max_weight: int, regions: Mapping[str, int]) -> Round:
         """The round after more sites were asked, or the same ones again."""
         asked = {**self.asked, **{site: self.asked.get(site, 0) + 1 for site in sites}}
-        return replace(self, asked=asked, max_weight=max(self.max_weight, max_weight))
+        regions = {**self.regions, **regions}
+        return replace(self, asked=asked, max_weight=max(self.max_weight, max_weight), regions=regions)
 
     def accepted(self, site: str, update: Update) -> Round:
         return replace(self, updates={**self.updates, site: update})

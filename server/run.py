@@ -17,8 +17,10 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.aggregation.schedule import (
+    Abandon,
     Accepted,
     Action,
+    Asked,
     Cancel,
     Close,
     Committed,
@@ -31,10 +33,15 @@ from atoll.aggregation.schedule import (
     SetTimer,
     Stop,
     TimerFired,
+    Withdrawn,
 )
 from atoll.aggregation.schedule import Event as ScheduleEvent
+from atoll.server.dispatch import abandon, dispatch, without
 from atoll.server.events import (
     Broken,
+    Delegated,
+    EndedAbove,
+    EvaluationAsked,
     EvaluationEnded,
     RunEvent,
     ServerEvaluated,
@@ -125,14 +132,14 @@ def _left(plan: Plan, state: RunState, event: Left) -> Step:
         state,
         members=members,
         former={**state.former, event.site: member},
-        tasks=_without(state.tasks, evaluations),
+        tasks=without(state.tasks, evaluations),
     )
     state, actions = _tell_schedule(plan, state, event)
     state, more = _finish_if_done(plan, state)
     return state, actions + more
 
 
-def _to_schedule(plan: Plan, state: RunState, event: Ready) -> Step:
+def _to_schedule(plan: Plan, state: RunState, event: Ready | Asked | Withdrawn) -> Step:
     return _tell_schedule(plan, state, event)
 
 
@@ -151,7 +158,7 @@ def _accepted(plan: Plan, state: RunState, event: UpdateAccepted) -> Step:
     update = Update(task=event.task, attempt=event.attempt, weight=event.weight, metrics=event.metrics)
     state = replace(
         state,
-        tasks=_without(state.tasks, [task]),
+        tasks=without(state.tasks, [task]),
         rounds={**state.rounds, event.round: round_.accepted(event.site, update)},
     )
     accepted = Accepted(site=event.site, round=event.round, base_version=round_.base_version, weight=event.weight)
@@ -161,7 +168,7 @@ def _accepted(plan: Plan, state: RunState, event: UpdateAccepted) -> Step:
 def _lost(plan: Plan, state: RunState, event: TaskLost) -> Step:
     task = state.tasks.get(event.task)
     if task is not None and task.attempt == event.attempt:
-        state = replace(state, tasks=_without(state.tasks, [task]))
+        state = replace(state, tasks=without(state.tasks, [task]))
         if task.kind == "evaluate":
             return _finish_if_done(plan, state)
         failed = Failed(site=event.site, round=task.round, reason=event.reason)
@@ -180,28 +187,40 @@ def _lost(plan: Plan, state: RunState, event: TaskLost) -> Step:
 def _committed(plan: Plan, state: RunState, event: Committed) -> Step:
     round_ = state.rounds.get(event.round)
     if round_ is None:
-        return state, ()
+        if not plan.delegated or event.version <= state.version:
+            return state, ()
+        # Committed by the upper server without this region.
+        round_ = Round(number=event.round, base_version=state.version, asked={}, max_weight=1)
     late = [task for task in state.tasks.values() if task.kind == "train" and task.round == event.round]
     state = replace(
         state,
         version=event.version,
         committed=round_,
         rounds={number: other for number, other in state.rounds.items() if number != event.round},
-        tasks=_without(state.tasks, late),
+        tasks=without(state.tasks, late),
     )
     actions: list[RunAction] = [AnnounceCommit(round=event.round, version=event.version)]
     actions += [WithdrawTask(task=task, reason=f"round {event.round} is closed") for task in late]
-    state, evaluations = _evaluate(plan, state, event)
+    state, evaluations = (state, ()) if plan.delegated else _evaluate(plan, state, event)
     state, more = _tell_schedule(plan, state, event)
     return state, (*actions, *evaluations, *more)
 
 
 def _evaluate(plan: Plan, state: RunState, event: Committed) -> Step:
-    """Ask for the evaluation of a new version, where the plan wants one of it; give up on the one before the last."""
+    """Ask for the evaluation of a new version, where the plan wants one of it."""
     if event.round % plan.evaluate_every and event.round != plan.num_rounds:
         return state, ()
+    return _open_evaluation(plan, state, event)
+
+
+def _evaluation_asked(plan: Plan, state: RunState, event: EvaluationAsked) -> Step:
+    return (state, ()) if event.version in state.evaluations else _open_evaluation(plan, state, event)
+
+
+def _open_evaluation(plan: Plan, state: RunState, event: Committed | EvaluationAsked) -> Step:
+    """Tasks for all members, and for the server; give up on the evaluation before the last."""
     stale = [task for task in state.tasks.values() if task.kind == "evaluate"]
-    tasks = _without(state.tasks, stale)
+    tasks = without(state.tasks, stale)
     actions: list[RunAction] = [
         WithdrawTask(task=task, reason=f"version {event.version} is there to be evaluated") for task in stale
     ]
@@ -234,7 +253,7 @@ def _site_evaluated(plan: Plan, state: RunState, event: SiteEvaluated) -> Step:
     evaluation = replace(evaluation, by_site={**evaluation.by_site, event.site: event.metrics})
     state = replace(
         state,
-        tasks=_without(state.tasks, [task]),
+        tasks=without(state.tasks, [task]),
         evaluations={**state.evaluations, task.base_version: evaluation},
     )
     return _finish_if_done(plan, state)
@@ -254,7 +273,7 @@ def _evaluation_ended(plan: Plan, state: RunState, event: EvaluationEnded) -> St
         version: replace(e, server_pending=False) if version <= event.version else e
         for version, e in state.evaluations.items()
     }
-    state = replace(state, tasks=_without(state.tasks, late), evaluations=evaluations)
+    state = replace(state, tasks=without(state.tasks, late), evaluations=evaluations)
     state, actions = _finish_if_done(plan, state)
     return state, (*(WithdrawTask(task=task, reason="the run is over") for task in late), *actions)
 
@@ -287,6 +306,11 @@ _TABLE: Mapping[type, Callable[[Plan, RunState, Any], Step]] = {
     WaitEnded: _wait_ended,
     StopAsked: _stop_asked,
     Broken: _broken,
+    Delegated: lambda plan, state, event: (state, ()),  # the plan was made from it
+    Asked: _to_schedule,
+    Withdrawn: _to_schedule,
+    EvaluationAsked: _evaluation_asked,
+    EndedAbove: lambda plan, state, event: _end(state, Outcome(event.outcome), event.reason),
 }
 
 
@@ -307,46 +331,25 @@ def _tell_schedule(plan: Plan, state: RunState, event: ScheduleEvent) -> Step:
 def _do(plan: Plan, state: RunState, action: Action) -> Step:
     match action:
         case Dispatch():
-            return _dispatch(state, action)
+            return dispatch(state, action)
         case Close(round=number, sites=sites):
             round_ = state.rounds[number].closed(sites)
             return replace(state, rounds={**state.rounds, number: round_}), (CommitRound(round=round_),)
         case Cancel(round=number, sites=sites, reason=reason):
             gone = [t for t in state.tasks.values() if t.kind == "train" and t.round == number and t.site in sites]
-            state = replace(state, tasks=_without(state.tasks, gone))
+            state = replace(state, tasks=without(state.tasks, gone))
             return state, tuple(WithdrawTask(task=task, reason=reason) for task in gone)
         case SetTimer(name=name, after_s=after_s):
             timers = {other: s for other, s in state.timers.items() if other != name}
             if after_s > 0:
                 timers[name] = after_s
             return replace(state, timers=timers), (ArmTimer(name=name, after_s=after_s),)
+        case Abandon(round=number, reason=reason):
+            return abandon(state, number, reason)
         case GiveUp(reason=reason):
             return _end(state, Outcome.FAILED, reason)
         case Stop():
             return _finish_if_done(plan, replace(state, phase=Phase.FINISHING))
-
-
-def _dispatch(state: RunState, action: Dispatch) -> Step:
-    """New tasks for `action.sites`; a site that was asked before in this round gets the next attempt."""
-    round_ = state.rounds.get(action.round) or Round(
-        number=action.round, base_version=action.base_version, asked={}, max_weight=action.max_weight
-    )
-    round_ = round_.extended(action.sites, action.max_weight)
-    tasks = dict(state.tasks)
-    sends: list[RunAction] = []
-    for site in sorted(action.sites):
-        task = Task(
-            task=f"r{action.round}.{site}",
-            attempt=round_.asked[site],
-            site=site,
-            kind="train",
-            round=action.round,
-            base_version=action.base_version,
-        )
-        tasks[task.task] = task
-        sends.append(SendTask(task=task))
-    state = replace(state, phase=Phase.RUNNING, tasks=tasks, rounds={**state.rounds, action.round: round_})
-    return state, (OpenRound(round=round_), *sends)
 
 
 def _asked_for(round_: Round, event: TaskLost) -> Task:
@@ -372,8 +375,3 @@ def _finish_if_done(plan: Plan, state: RunState) -> Step:
 def _end(state: RunState, outcome: Outcome, reason: str) -> Step:
     state = replace(state, phase=Phase.ENDED, outcome=outcome, reason=reason, tasks={}, rounds={}, timers={})
     return state, (end_of(state),)
-
-
-def _without(tasks: Mapping[str, Task], gone: Sequence[Task]) -> dict[str, Task]:
-    names = {task.task for task in gone}
-    return {name: task for name, task in tasks.items() if name not in names}

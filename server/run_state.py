@@ -36,6 +36,8 @@ class Plan:
     evaluate_every: int
     evaluate_at_sites: bool
     evaluate_at_server: bool
+    wait_share: float = 1.0  # of the job's wait for sites; less in a region, for whose answer the upper server waits
+    delegated: bool = False  # an upper server asks for rounds and evaluations, and commits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,8 @@ class RunState:
     tasks: Mapping[str, Task] = field(default_factory=dict)  # open ones, by task id
     rounds: Mapping[int, Round] = field(default_factory=dict)  # open and closing ones
     committed: Round | None = None  # the last one
+    abandoned: Round | None = None  # the last one that this region has no part in, with `abandoned_reason`
+    abandoned_reason: str = ""
     version: int = 0
     timers: Mapping[str, float] = field(default_factory=dict)  # name -> seconds, as set
     evaluations: Mapping[int, Evaluation] = field(default_factory=dict)  # by version; the newest two

@@ -90,6 +90,24 @@ class EvaluationSection(Strict):
     timeout_s: Seconds = 600.0
 
 
+class UpstreamSection(Strict):
+    """`[upstream]`: this server is a site of another one, for its whole region (docs/trees.md)."""
+
+    home: Path  # made by `atoll site join` with the upper federation's token; below the server's folder where relative
+    min_sites: int = Field(default=2, ge=1, le=1_000_000)  # members of the region without which it takes no part
+    quorum: int | None = Field(default=None, ge=1)  # updates that suffice at a round's deadline; all where absent
+    # Of the upper server's deadline of a round: the rest is for the sum's way up. Each level below takes less.
+    deadline_share: float = Field(default=0.9, gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _quorum_can_be_met(self) -> UpstreamSection:
+        if self.quorum is not None and self.quorum > self.min_sites:
+            raise ValueError(
+                f"quorum is at most min_sites ({self.min_sites}), else a round could start and never close"
+            )
+        return self
+
+
 class ServerSettings(Strict):
     """The whole of `server.toml`."""
 
@@ -102,6 +120,7 @@ class ServerSettings(Strict):
     database: str = Field(default="sqlite", min_length=1)
     limits: LimitsSection = LimitsSection()
     evaluation: EvaluationSection = EvaluationSection()
+    upstream: UpstreamSection | None = None
     apps: dict[str, AppSection] = Field(default={})
     data: dict[str, dict[str, Any]] = Field(default={})
 

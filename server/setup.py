@@ -54,6 +54,13 @@ database = "{database}"
 # keep_versions   = 3            # newest model versions of a run that stay on disk
 # drain_s         = 30           # seconds that calls have to end on SIGTERM
 
+# This server as one site of another federation, for all sites of its own: a tree (docs/trees.md).
+# [upstream]
+# home      = "upstream"         # folder made by: atoll site join TOKEN --home {folder}/upstream; its policy.toml counts
+# min_sites = 2                  # own sites without which this region takes no part in a run
+# quorum    = 2                  # updates that suffice at the deadline of a round; absent: all
+# deadline_share = 0.9           # of the upper deadline of a round; the rest is for the sum's way up
+
 # Evaluation on data of the server's own, for jobs with evaluation.server = true. It runs in a process without keys.
 # The server evaluates only with apps that are installed and named here.
 # [evaluation]

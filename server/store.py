@@ -203,8 +203,11 @@ class Store:
 
     # --- runs -----------------------------------------------------------------------------------------------------
 
-    def create_run(self, row: RunRow, *, manifest: bytes, request: str) -> RunRow:
+    def create_run(self, row: RunRow, *, manifest: bytes, request: str, events: Sequence[bytes] = ()) -> RunRow:
         """Keeps a new run and returns it; a call repeated with the same submitter and request returns the first run.
+
+        Args:
+            events: what its journal begins with.
 
         Raises:
             Malformed: the same request came before with another job, manifest, app or model.
@@ -216,6 +219,7 @@ class Store:
                 values = {column.name: getattr(row, column.name) for column in _RUN_COLUMNS[:-1]}
                 values["submitted_unix_s"] = row.submitted_at.timestamp()
                 connection.execute(insert(runs).values(values | {"manifest": manifest, "request": request}))
+                _append(connection, row.run, events)
                 return row
             before = (present.job, present.manifest, present.app_hash, present.crc32)
             if before != (row.job, manifest, row.app_hash, row.crc32):
@@ -263,9 +267,9 @@ class Store:
         with self._database.write() as connection:
             _append(connection, run, events)
 
-    def events(self, run: str) -> list[bytes]:
-        """The journal of a run, oldest first; empty where there is none."""
-        query = select(journal.c.event).where(journal.c.run == run).order_by(journal.c.seq)
+    def events(self, run: str, most: int | None = None) -> list[bytes]:
+        """The journal of a run, oldest first, or its first `most` events; empty where there is none."""
+        query = select(journal.c.event).where(journal.c.run == run).order_by(journal.c.seq).limit(most)
         with self._database.read() as connection:
             return [bytes(event) for event in connection.scalars(query)]
 

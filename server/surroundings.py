@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from atoll.server.round import Metrics
@@ -17,6 +18,10 @@ class Surroundings(Protocol):
 
     def withdraw_transfers(self, run: str, site: str | None, reason: RemoteError) -> None:
         """Take back the grants of a site in a run, or of all sites."""
+        ...
+
+    def regions(self, sites: Collection[str]) -> tuple[str, ...]:
+        """Those of these sites that are attached and are regions; of all sites where none is named. Sorted."""
         ...
 
     def shortfall(self, run: str) -> str:

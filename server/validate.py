@@ -21,11 +21,14 @@ class Standing(Enum):
     RELEASED = "released"  # committed, or of a run that is over: the site may drop it
 
 
-def standing_of(state: RunState, site: str, result: pb.Result, *, run: str, update_bytes: int) -> Standing:
+def standing_of(
+    state: RunState, site: str, result: pb.Result, *, run: str, update_bytes: int, partial_bytes: int
+) -> Standing:
     """What `result` of `site` is to the run.
 
     Args:
         update_bytes: length of an encoded update of this run.
+        partial_bytes: length of the sum that a region sends in its place.
 
     Raises:
         NotAllowed: the site is not in the cohort that was asked.
@@ -55,7 +58,7 @@ def standing_of(state: RunState, site: str, result: pb.Result, *, run: str, upda
             task.attempt,
         )
     if task.kind == "train":
-        _check_update(state, site, run, result, update_bytes)
+        _check_update(state, site, run, result, update_bytes, partial_bytes)
     elif result.payloads:
         raise _of(BadUpdate, site, run, result, "an evaluation has no payload", "payloads", len(result.payloads), 0)
     return Standing.NEW
@@ -93,9 +96,13 @@ def _settled(state: RunState, site: str, result: pb.Result, run: str) -> Standin
     )
 
 
-def _check_update(state: RunState, site: str, run: str, result: pb.Result, update_bytes: int) -> None:
+def _check_update(
+    state: RunState, site: str, run: str, result: pb.Result, update_bytes: int, partial_bytes: int
+) -> None:
     member = state.members.get(site) or state.former.get(site)
-    most = min(member.max_weight if member else 0, MAX_WEIGHT)
+    is_region = member is not None and member.num_sites > 0
+    most = min((member.sum_weights or member.max_weight) if member else 0, MAX_WEIGHT)
+    payload, num_bytes = ("sum", partial_bytes) if is_region else ("update", update_bytes)
     if not 1 <= result.weight <= most:
         raise _of(
             BadUpdate,
@@ -107,21 +114,20 @@ def _check_update(state: RunState, site: str, run: str, result: pb.Result, updat
             result.weight,
             f"1 to {most}, as declared",
         )
-    if [payload.name for payload in result.payloads] != ["update"]:
-        names = ", ".join(payload.name for payload in result.payloads)
-        raise _of(
-            BadUpdate, site, run, result, "wanted one payload named update", "payloads", names or "none", "update"
-        )
-    if result.payloads[0].num_bytes != update_bytes:
+    names = [found.name for found in result.payloads]
+    if names != [payload]:
+        found = ", ".join(names)[:200] or "none"
+        raise _of(BadUpdate, site, run, result, f"wanted one payload named {payload}", "payloads", found, payload)
+    if result.payloads[0].num_bytes != num_bytes:
         raise _of(
             BadUpdate,
             site,
             run,
             result,
-            "the update has another length than the run's manifest and codec give",
+            f"the {payload} has another length than the run's manifest and codec give",
             "num_bytes",
             result.payloads[0].num_bytes,
-            update_bytes,
+            num_bytes,
         )
 
 

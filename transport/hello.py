@@ -14,7 +14,8 @@ from atoll.wire.control_pb2 import Capacity, Hello, TaskKey, Welcome
 from atoll.wire.errors import Incompatible, Malformed, TooLarge
 
 PROTOCOL_MIN, PROTOCOL_MAX = 1, 1
-FEATURES: frozenset[str] = frozenset()  # "secagg/1" and the like; all of version 1 needs no feature
+# A site that is a region says this, a server that can add a region's partial sums does (docs/trees.md).
+REGION = "region/1"
 SOFTWARE = f"atoll {__version__}"
 
 MAX_FEATURES = 256
@@ -30,10 +31,11 @@ class Abilities:
 
     protocol_min: int = PROTOCOL_MIN
     protocol_max: int = PROTOCOL_MAX
-    features: frozenset[str] = FEATURES
+    features: frozenset[str] = frozenset()
 
 
-OURS = Abilities()
+OURS = Abilities(features=frozenset({REGION}))  # of a server, and of a site that is a region
+OF_A_SITE = Abilities()  # all of version 1 needs no feature
 
 
 def make_hello(
@@ -43,7 +45,7 @@ def make_hello(
     open_tasks: Iterable[TaskKey] = (),
     joined_runs: Iterable[str] = (),
     member_list_version: int = 0,
-    ours: Abilities = OURS,
+    ours: Abilities = OF_A_SITE,
 ) -> Hello:
     """What a site says first: what it speaks, has room for, and has under way."""
     return Hello(
@@ -121,6 +123,22 @@ def check_welcome(welcome: Welcome, ours: Abilities = OURS) -> tuple[int, tuple[
             bound=f"1 to {welcome.lease_s} s",
         )
     return welcome.protocol, tuple(sorted(ours.features.intersection(welcome.features)))
+
+
+def require_regions_taken(welcome: Welcome) -> None:
+    """Returns where the server that said `welcome` takes a region as a site.
+
+    Raises:
+        Incompatible: it is of a version that knows no trees.
+    """
+    if REGION not in welcome.features:
+        raise Incompatible(
+            f"the upper server ({welcome.server_software[:40]!r}) takes no regions, only sites: upgrade it, or let the "
+            "sites of this region join it themselves",
+            field="features",
+            value=", ".join(welcome.features)[:200],
+            bound=REGION,
+        )
 
 
 def _check_hello(hello: Hello) -> None:

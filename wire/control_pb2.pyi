@@ -175,26 +175,46 @@ class OfferReply(_message.Message):
     def __init__(self, run: _Optional[str] = ..., accept: _Optional[_Union[Accept, _Mapping]] = ..., decline: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
 
 class Accept(_message.Message):
-    __slots__ = ("max_weight",)
+    __slots__ = ("max_weight", "region")
     MAX_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
     max_weight: int
-    def __init__(self, max_weight: _Optional[int] = ...) -> None: ...
+    region: Region
+    def __init__(self, max_weight: _Optional[int] = ..., region: _Optional[_Union[Region, _Mapping]] = ...) -> None: ...
+
+class Region(_message.Message):
+    __slots__ = ("num_sites", "sum_weights")
+    NUM_SITES_FIELD_NUMBER: _ClassVar[int]
+    SUM_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    num_sites: int
+    sum_weights: int
+    def __init__(self, num_sites: _Optional[int] = ..., sum_weights: _Optional[int] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("key", "kind", "round", "base_version", "config", "deadline_s")
+    __slots__ = ("key", "kind", "round", "base_version", "config", "deadline_s", "sum")
     KEY_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
     key: TaskKey
     kind: TaskKind
     round: int
     base_version: int
     config: bytes
     deadline_s: int
-    def __init__(self, key: _Optional[_Union[TaskKey, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., round: _Optional[int] = ..., base_version: _Optional[int] = ..., config: _Optional[bytes] = ..., deadline_s: _Optional[int] = ...) -> None: ...
+    sum: SumTerms
+    def __init__(self, key: _Optional[_Union[TaskKey, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., round: _Optional[int] = ..., base_version: _Optional[int] = ..., config: _Optional[bytes] = ..., deadline_s: _Optional[int] = ..., sum: _Optional[_Union[SumTerms, _Mapping]] = ...) -> None: ...
+
+class SumTerms(_message.Message):
+    __slots__ = ("num_sites", "max_weight")
+    NUM_SITES_FIELD_NUMBER: _ClassVar[int]
+    MAX_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    num_sites: int
+    max_weight: int
+    def __init__(self, num_sites: _Optional[int] = ..., max_weight: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("key", "done", "total")

@@ -24,6 +24,7 @@ from pydantic import Field, model_validator
 from atoll.aggregation.schedule import (
     Accepted,
     Action,
+    Asked,
     Cancel,
     Close,
     Committed,
@@ -37,6 +38,7 @@ from atoll.aggregation.schedule import (
     SetTimer,
     Stop,
     TimerFired,
+    Withdrawn,
 )
 from atoll.wire.job import Seconds, Strict
 
@@ -138,6 +140,8 @@ class Rounds:
                 return self._timer_fired(state, event)
             case Committed():
                 return self._committed(state, event)
+            case Asked() | Withdrawn():  # of a region's rounds (relayed.py)
+                return state, ()
 
     # --- members ----------------------------------------------------------------------------------------------------
 

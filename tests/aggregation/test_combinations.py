@@ -16,7 +16,17 @@ from atoll.aggregation.combinations import Combined, refusal
 from atoll.aggregation.layout import update_layout
 from atoll.aggregation.next_model import next_model
 from atoll.aggregation.parts import build
-from atoll.aggregation.strategy import Accepted, Close, Dispatch, Joined, Ready, Strategy, resolve
+from atoll.aggregation.reducers import Mean
+from atoll.aggregation.strategy import (
+    Accepted,
+    Close,
+    Dispatch,
+    Joined,
+    Ready,
+    Strategy,
+    require_regions_allowed,
+    resolve,
+)
 from atoll.wire.errors import ConfigError
 from atoll.wire.job import Job, parse_job
 from atoll.wire.manifest import Manifest
@@ -123,6 +133,51 @@ def test_local_buffers_cannot_be_judged_on_the_server() -> None:
     resolve(job((*CELLS[0][:-1], "mean"), server_evaluation=True))
 
 
+class Chooses(Mean):
+    """A reducer that looks at each update by itself."""
+
+    def __init__(self) -> None:
+        super().__init__(Mean.Options())
+        self.name, self.needs = "chooses", "all"
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({"regions": True}, False),
+        ({"regions": True, "codec": build("codec", "int8", {})}, False),
+        ({"regions": True, "buffers": "first"}, False),
+        ({"regions": True, "buffers": "local"}, False),
+        ({"reducer": Chooses()}, False),
+        ({"regions": True, "reducer": Chooses()}, True),
+    ],
+)
+def test_regions_need_a_reducer_that_sums(changes: dict[str, Any], refused: bool) -> None:
+    found = refusal(combined(**changes))
+    assert (found is not None) == refused
+    assert found is None or found.keys == ("strategy.reducer", "regions")
+
+
+def test_a_refused_region_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_regions_allowed(job(CELLS[0]), ["north"])
+    monkeypatch.setitem(parts.BUILT_IN["reducer"], "mean", ChoosesMean)
+    require_regions_allowed(job(CELLS[0]), [])
+    with pytest.raises(
+        ConfigError, match=r"strategy\.reducer = 'chooses' with regions = 'north, south': .*each update"
+    ):
+        require_regions_allowed(job(CELLS[0]), ["north", "south"])
+
+
+class ChoosesMean(Chooses):
+    """The same as a part that a job names."""
+
+    class Options(Mean.Options):
+        pass
+
+    def __init__(self, options: Options) -> None:
+        super().__init__()
+
+
 def test_each_refusal_has_a_test_and_a_reason() -> None:
-    assert len(combinations.REFUSALS) == 2
+    assert len(combinations.REFUSALS) == 3
     assert all(len(found.reason) > 40 for found in combinations.REFUSALS)

@@ -94,6 +94,7 @@ class ScriptedServer:
         self.transfers = Transfers()
         self.refuse_with: RemoteError | None = None
         self.protocol = 1
+        self.features: tuple[str, ...] = ()
         self.port = 0
         self._lines: asyncio.Queue[Line] = asyncio.Queue()
         self._server: grpc.aio.Server | None = None
@@ -174,7 +175,12 @@ class ScriptedServer:
         self._lines.put_nowait(line)
         yield pb.ServerMessage(
             welcome=pb.Welcome(
-                protocol=self.protocol, federation="trial", heartbeat_s=1, lease_s=4, max_frame_bytes=1 << 20
+                protocol=self.protocol,
+                features=self.features,
+                federation="trial",
+                heartbeat_s=1,
+                lease_s=4,
+                max_frame_bytes=1 << 20,
             )
         )
 

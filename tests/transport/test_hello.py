@@ -6,12 +6,15 @@ import pytest
 
 from atoll.transport.hello import (
     MAX_FEATURES,
+    OF_A_SITE,
     OURS,
+    REGION,
     Abilities,
     check_welcome,
     choose,
     make_hello,
     make_welcome,
+    require_regions_taken,
 )
 from atoll.wire.control_pb2 import Capacity, Hello, ServerMessage, TaskKey, Welcome
 from atoll.wire.errors import Incompatible, Malformed, TooLarge
@@ -121,3 +124,16 @@ def test_a_lease_must_outlast_the_heartbeat(heartbeat_s: int, lease_s: int) -> N
 
 def test_features_that_the_site_never_offered_are_ignored() -> None:
     assert check_welcome(welcome((1, ("z/9",))), OURS) == (1, ())
+
+
+def test_a_region_and_a_server_of_this_version_agree_on_partial_sums() -> None:
+    chosen = choose(make_hello(CAPACITY, ours=OURS))
+    assert chosen == (1, (REGION,))
+    require_regions_taken(welcome(chosen))
+
+
+def test_an_older_server_takes_no_region_and_the_error_says_what_to_do() -> None:
+    chosen = choose(make_hello(CAPACITY, ours=OURS), OF_A_SITE)
+    with pytest.raises(Incompatible, match="takes no regions, only sites: upgrade it") as caught:
+        require_regions_taken(welcome(chosen))
+    assert caught.value.bound == REGION

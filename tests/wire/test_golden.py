@@ -85,10 +85,22 @@ MESSAGES: dict[str, Message] = {
         )
     ),
     "accept": site(offer_reply=control_pb2.OfferReply(run=RUN, accept=control_pb2.Accept(max_weight=600))),
+    "accept_region": site(
+        offer_reply=control_pb2.OfferReply(
+            run=RUN,
+            accept=control_pb2.Accept(max_weight=600, region=control_pb2.Region(num_sites=3, sum_weights=1500)),
+        )
+    ),
     "decline": site(offer_reply=control_pb2.OfferReply(run=RUN, decline=ERROR)),
     "task": server(
         task=control_pb2.Task(
             key=KEY, kind=control_pb2.TRAIN, round=12, base_version=11, config=b"{}", deadline_s=600
+        )
+    ),
+    "task_sum": server(
+        task=control_pb2.Task(
+            key=KEY, kind=control_pb2.TRAIN, round=12, base_version=11,
+            sum=control_pb2.SumTerms(num_sites=5, max_weight=600),
         )
     ),
     "progress": site(progress=control_pb2.Progress(key=KEY, done=3, total=10)),

@@ -1,0 +1,61 @@
+"""A round's tasks in the state of a run: given out, and taken back where a region has no part in the round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from atoll.aggregation.schedule import Dispatch
+from atoll.server.round import Round
+from atoll.server.run_state import OpenRound, Phase, RunAction, RunState, SendTask, Task, WithdrawTask
+
+
+def dispatch(state: RunState, action: Dispatch) -> tuple[RunState, tuple[RunAction, ...]]:
+    """New tasks for `action.sites`; a site that was asked before in this round gets the next attempt."""
+    before = state.abandoned.asked if state.abandoned and state.abandoned.number == action.round else {}
+    round_ = state.rounds.get(action.round) or Round(
+        number=action.round,
+        base_version=action.base_version,
+        asked=before,
+        max_weight=action.max_weight,
+        room=action.num_sites,
+    )
+    below = {site: state.members[site].num_sites for site in action.sites if site in state.members}
+    regions = {site: num_sites for site, num_sites in below.items() if num_sites}
+    round_ = round_.extended(action.sites, action.max_weight, regions)
+    tasks = dict(state.tasks)
+    sends: list[RunAction] = []
+    for site in sorted(action.sites):
+        task = Task(
+            task=f"r{action.round}.{site}",
+            attempt=round_.asked[site],
+            site=site,
+            kind="train",
+            round=action.round,
+            base_version=action.base_version,
+        )
+        tasks[task.task] = task
+        sends.append(SendTask(task=task))
+    state = replace(state, phase=Phase.RUNNING, tasks=tasks, rounds={**state.rounds, action.round: round_})
+    return state, (OpenRound(round=round_), *sends)
+
+
+def abandon(state: RunState, number: int, reason: str) -> tuple[RunState, tuple[RunAction, ...]]:
+    """The round without its tasks; should it be asked for again, its sites get higher attempts."""
+    round_ = state.rounds.get(number)
+    gone = [task for task in state.tasks.values() if task.kind == "train" and task.round == number]
+    none = Round(number=number, base_version=state.version, asked={}, max_weight=1)
+    state = replace(
+        state,
+        rounds={other: open_ for other, open_ in state.rounds.items() if other != number},
+        tasks=without(state.tasks, gone),
+        abandoned=round_ or none,
+        abandoned_reason=reason,
+    )
+    return state, tuple(WithdrawTask(task=task, reason=reason) for task in gone)
+
+
+def without(tasks: Mapping[str, Task], gone: Sequence[Task]) -> dict[str, Task]:
+    """The open tasks but for those that are `gone`."""
+    names = {task.task for task in gone}
+    return {name: task for name, task in tasks.items() if name not in names}

@@ -1,0 +1,43 @@
+"""What a run says to its sites, as control messages."""
+
+from __future__ import annotations
+
+from atoll.server.records import RunRow
+from atoll.server.round import Round
+from atoll.server.run_state import Task
+from atoll.wire import control_pb2 as pb
+from atoll.wire.errors import RemoteError, to_detail
+from atoll.wire.manifest import Manifest
+
+
+def offer_message(row: RunRow, manifest: Manifest, num_sites: int) -> pb.RunOffer:
+    """What a site is asked; `num_sites` are asked in all."""
+    return pb.RunOffer(
+        run=row.run,
+        job=row.job,
+        manifest=manifest.encode(),
+        app_hash=row.app_hash,
+        submitted_by=row.submitted_by,
+        num_sites=num_sites,
+    )
+
+
+def task_message(run: str, task: Task, round_: Round | None) -> pb.Task:
+    """A task of a site; `round_` is the open round of a training, whose terms a region folds with."""
+    message = pb.Task(
+        key=task_key(run, task),
+        kind=pb.TRAIN if task.kind == "train" else pb.EVALUATE,
+        round=task.round,
+        base_version=task.base_version,
+    )
+    if task.kind == "train" and round_ is not None:
+        message.sum.CopyFrom(pb.SumTerms(num_sites=round_.num_sites, max_weight=round_.max_weight))
+    return message
+
+
+def cancel_message(run: str, task: Task, reason: RemoteError) -> pb.CancelTask:
+    return pb.CancelTask(key=task_key(run, task), reason=to_detail(reason))
+
+
+def task_key(run: str, task: Task) -> pb.TaskKey:
+    return pb.TaskKey(run=run, task=task.task, attempt=task.attempt)

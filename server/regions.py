@@ -1,0 +1,51 @@
+"""Sites that are servers themselves: what they declare of the sites below them, checked (docs/trees.md)."""
+
+from __future__ import annotations
+
+from atoll.aggregation.round_sum import MAX_SITES, MAX_WEIGHT
+from atoll.aggregation.schedule import Joined
+from atoll.server.sessions import Session
+from atoll.transport.hello import REGION
+from atoll.wire import control_pb2 as pb
+from atoll.wire.errors import Malformed
+
+
+def is_region(session: Session) -> bool:
+    """Whether the site on this stream sends sums over sites of its own."""
+    return REGION in session.hello.features
+
+
+def joined_event(session: Session, accept: pb.Accept) -> Joined:
+    """The event of a site that takes part.
+
+    Raises:
+        Malformed: it is a region and declares no sites or impossible weights, or is none and declares some.
+    """
+    site, region = session.site, accept.region
+    labels = dict(session.hello.capacity.labels)
+    if is_region(session) != accept.HasField("region"):
+        raise Malformed(f"{site} says that it is a region in only one of hello and accept", site=site, field="region")
+    if not accept.HasField("region"):
+        return Joined(site=site, max_weight=accept.max_weight, labels=labels)
+    _require(site, "num_sites", region.num_sites, 1, MAX_SITES)
+    _require(site, "max_weight", accept.max_weight, 1, MAX_WEIGHT)
+    most = min(region.num_sites * accept.max_weight, MAX_WEIGHT)
+    _require(site, "sum_weights", region.sum_weights, max(region.num_sites, accept.max_weight), most)
+    return Joined(
+        site=site,
+        max_weight=accept.max_weight,
+        labels=labels,
+        num_sites=region.num_sites,
+        sum_weights=region.sum_weights,
+    )
+
+
+def _require(site: str, field: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise Malformed(
+            f"region {site} declares {field} = {value}, wanted {low} to {high}",
+            site=site,
+            field=field,
+            value=value,
+            bound=f"{low} to {high}",
+        )
