@@ -41,7 +41,14 @@ class RegionSite:
         settings = load_settings(self._home.settings)
         link = find_link(settings, self._home)
         self.name, self.address = link.site, link.address
-        self._agent = Agent(settings=settings, home=self._home, link=link, new_worker=region.new_worker, witness=region)
+        self._agent = Agent(
+            settings=settings,
+            home=self._home,
+            link=link,
+            on_step=on_step,
+            new_worker=region.new_worker,
+            witness=region,
+        )
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
