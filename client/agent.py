@@ -30,10 +30,11 @@ from atoll.client.home import SiteHome
 from atoll.client.link import Link
 from atoll.client.membership import Membership
 from atoll.client.presence import Presence
+from atoll.client.refusal import as_refusal
 from atoll.client.renewal import keep_certificate
 from atoll.client.settings import SiteSettings
 from atoll.client.steps import Observer, Step, unobserved
-from atoll.client.work import DISK_PATIENCE_S, RunWork, Workplace, as_refusal
+from atoll.client.work import DISK_PATIENCE_S, RunWork, Workplace
 from atoll.client.workers import Nobody, Witness, Worker
 from atoll.cluster.nursery_process import Nursery
 from atoll.cluster.worker_process import WorkerProcess
@@ -75,9 +76,7 @@ class Agent:
         now: Callable[[], datetime] = utc_now,
         rng: random.Random | None = None,
     ) -> None:
-        self._settings = settings
-        self._home = home
-        self._link = link
+        self._settings, self._home, self._link = settings, home, link
         self._on_step = on_step
         self._nursery = Nursery(home.logs / "nursery.log")
         self._new_worker = new_worker or (
@@ -85,8 +84,7 @@ class Agent:
         )
         self._is_region = witness is not None
         self._witness: Witness = witness or Nobody()
-        self._now = now
-        self._rng = rng
+        self._now, self._rng = now, rng
         self._mailbox = Mailbox()
         self._works: dict[str, RunWork] = {}
         self._joining: set[str] = set()

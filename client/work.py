@@ -25,6 +25,7 @@ from atoll.client.board import Board
 from atoll.client.deliveries import Deliveries
 from atoll.client.home import SiteHome
 from atoll.client.offers import Admission, admit, admit_region, preparation
+from atoll.client.refusal import as_refusal
 from atoll.client.settings import SiteSettings
 from atoll.client.steps import Observer, Step
 from atoll.client.workers import Witness, Worker
@@ -37,15 +38,12 @@ from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import (
     AppFailed,
     AtollError,
-    ConfigError,
-    DeviceMissing,
     DiskFull,
     Incompatible,
     Malformed,
     NotAllowed,
     PolicyRefused,
     RemoteError,
-    Unavailable,
     to_detail,
 )
 
@@ -357,23 +355,6 @@ class RunWork:
     @property
     def _site(self) -> str:
         return self._place.settings.site.name
-
-
-def as_refusal(error: AtollError, *, site: str, run: str, round_: int = 0) -> RemoteError:
-    """What the server hears of an error here. Paths and details of this machine stay in the log."""
-    if isinstance(error, RemoteError):
-        return error
-    if isinstance(error, ConfigError):
-        return Malformed(f"site {site} cannot do the job: {error}", site=site, run=run, round=round_, field=error.key)
-    what = type(error).__name__
-    why = str(error) if isinstance(error, DeviceMissing) else f"{what}: its administrator finds the reason in the log"
-    return Unavailable(
-        f"site {site} cannot do it now: {why}",
-        site=site,
-        run=run,
-        round=round_,
-        value=what,
-    )
 
 
 def _accept(prepared: Prepared) -> pb.Accept:

@@ -306,8 +306,7 @@ class RunDriver:
             self._around.withdraw_transfers(self.run, task.site, error)
 
     def _arm(self, name: str, after_s: float) -> None:
-        timer = self._timers.pop(name, None)
-        if timer is not None:
+        if (timer := self._timers.pop(name, None)) is not None:
             timer.cancel()
         if after_s > 0:
             self._later(name, after_s, lambda: self.tell(TimerFired(name=name)))
@@ -377,8 +376,10 @@ class RunDriver:
                 await self._act(action)
 
     def _quiet(self) -> None:
-        for one in (*self._timers.values(), *self._background):
-            one.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
+        for task in self._background:
+            task.cancel()
 
     async def _durably(self, write: Callable[..., T], *arguments: object) -> T:
         """The result of a write that may find the disk full: told to people, and tried again until there is room."""

@@ -1,0 +1,22 @@
+"""An error at this site as the server hears it: enough to act on, and nothing of this machine."""
+
+from __future__ import annotations
+
+from atoll.wire.errors import AtollError, ConfigError, DeviceMissing, Malformed, RemoteError, Unavailable
+
+
+def as_refusal(error: AtollError, *, site: str, run: str, round_: int = 0) -> RemoteError:
+    """What the server hears of an error here. Paths and details of this machine stay in the log."""
+    if isinstance(error, RemoteError):
+        return error
+    if isinstance(error, ConfigError):
+        return Malformed(f"site {site} cannot do the job: {error}", site=site, run=run, round=round_, field=error.key)
+    what = type(error).__name__
+    why = str(error) if isinstance(error, DeviceMissing) else f"{what}: its administrator finds the reason in the log"
+    return Unavailable(
+        f"site {site} cannot do it now: {why}",
+        site=site,
+        run=run,
+        round=round_,
+        value=what,
+    )
