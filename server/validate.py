@@ -71,7 +71,7 @@ def _settled(state: RunState, site: str, result: pb.Result, run: str) -> Standin
         update = round_.updates.get(site)
         if update is not None and (update.task, update.attempt) == (result.key.task, result.key.attempt):
             return Standing.RELEASED if round_ is last else Standing.KNOWN
-        if result.key.task == f"r{round_.number}.{site}" and round_ is not last:
+        if result.key.task == f"r{round_.number}.{site}" and site in round_.asked and round_ is not last:
             raise _of(
                 Stale,
                 site,
@@ -80,7 +80,7 @@ def _settled(state: RunState, site: str, result: pb.Result, run: str) -> Standin
                 "this attempt is not waited for any more",
                 "attempt",
                 result.key.attempt,
-                round_.asked.get(site, 0),
+                round_.asked[site],
             )
     if last is not None and 0 < result.round <= last.number:
         raise _of(Stale, site, run, result, f"round {result.round} is closed", "round", result.round, last.number + 1)

@@ -1,0 +1,118 @@
+"""Results that a run must not take: each is refused by name, with what it was and what was wanted."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from atoll.aggregation.schedule import Committed, Joined, Ready
+from atoll.aggregation.schedules.rounds import Rounds
+from atoll.server.events import RunEvent, StopAsked, UpdateAccepted
+from atoll.server.run import advance, begin
+from atoll.server.run_state import Plan, RunState
+from atoll.server.validate import MAX_METRICS, Standing, standing_of
+from atoll.wire import control_pb2 as pb
+from atoll.wire.errors import BadUpdate, NotAllowed, RemoteError, Stale, TooLarge
+
+UPDATE_BYTES = 100
+MAX_WEIGHT = 50  # as the sites declared
+PLAN = Plan(
+    schedule=Rounds(Rounds.Options(min=2, fraction=0.5)),
+    num_rounds=3,
+    seed=1,
+    evaluate_every=1,
+    evaluate_at_sites=True,
+    evaluate_at_server=False,
+)
+
+
+def after(*events: RunEvent) -> RunState:
+    """A run of four sites, two of which are asked in each round, after `events`."""
+    state = begin(PLAN)
+    joined = [Joined(site=site, max_weight=MAX_WEIGHT, labels={}) for site in ("a", "b", "c", "d")]
+    for event in (*joined, Ready(), *events):
+        state, _ = advance(PLAN, state, event)
+    return state
+
+
+COHORT = sorted(task.site for task in after().tasks.values())
+FIRST = COHORT[0]
+OTHER = next(site for site in "abcd" if site not in COHORT)
+
+
+def accepted(site: str) -> UpdateAccepted:
+    return UpdateAccepted(task=f"r1.{site}", attempt=1, site=site, round=1, weight=7, metrics={})
+
+
+def of_second_round() -> RunState:
+    return after(*(accepted(site) for site in COHORT), Committed(round=1, version=1))
+
+
+def result(site: str, *, round: int = 1, attempt: int = 1, **fields: Any) -> pb.Result:
+    told: dict[str, Any] = {
+        "key": pb.TaskKey(run="run", task=f"r{round}.{site}", attempt=attempt),
+        "round": round,
+        "weight": 7,
+        "payloads": [pb.Payload(name="update", num_bytes=UPDATE_BYTES)],
+    }
+    return pb.Result(**(told | fields))
+
+
+def standing(state: RunState, site: str, told: pb.Result) -> Standing:
+    return standing_of(state, site, told, run="run", update_bytes=UPDATE_BYTES, partial_bytes=900)
+
+
+def test_the_update_of_an_open_task_is_wanted() -> None:
+    assert standing(after(), FIRST, result(FIRST)) is Standing.NEW
+
+
+def test_the_same_update_twice_counts_once() -> None:
+    once = after(accepted(FIRST))
+    assert standing(once, FIRST, result(FIRST)) is Standing.KNOWN
+    again, actions = advance(PLAN, once, accepted(FIRST))
+    assert again is once
+    assert actions == ()
+
+
+def test_what_is_committed_or_of_an_ended_run_may_be_dropped() -> None:
+    assert standing(of_second_round(), FIRST, result(FIRST)) is Standing.RELEASED
+    assert standing(after(StopAsked(by="ada")), OTHER, result(OTHER)) is Standing.RELEASED
+
+
+@pytest.mark.parametrize(
+    ("site", "told", "kind", "words"),
+    [
+        (OTHER, result(OTHER), NotAllowed, "not in the cohort"),
+        (OTHER, result(FIRST), NotAllowed, "given to another site"),
+        (FIRST, result(FIRST, round=9), NotAllowed, "not in the cohort"),
+        (FIRST, result(FIRST, attempt=2), Stale, r"another attempt .*attempt is 2, wanted 1"),
+        (FIRST, result(FIRST, weight=0), BadUpdate, "weight is 0, wanted 1 to 50"),
+        (FIRST, result(FIRST, weight=MAX_WEIGHT + 1), BadUpdate, "weight is 51, wanted 1 to 50, as declared"),
+        (FIRST, result(FIRST, payloads=[]), BadUpdate, "payloads is none, wanted update"),
+        (FIRST, result(FIRST, payloads=[pb.Payload(name="model", num_bytes=100)]), BadUpdate, "payloads is model"),
+        (FIRST, result(FIRST, payloads=[pb.Payload(name="update")] * 2), BadUpdate, "payloads is update, update"),
+        (FIRST, result(FIRST, payloads=[pb.Payload(name="update", num_bytes=99)]), BadUpdate, "is 99, wanted 100"),
+        (FIRST, result(FIRST, metrics={"loss": pb.MetricSum(sum=math.nan, count=1)}), BadUpdate, "'loss' is not"),
+        (FIRST, result(FIRST, metrics={"loss": pb.MetricSum(sum=1, count=-1)}), BadUpdate, "count >= 0"),
+        (FIRST, result(FIRST, metrics={f"m{i}": pb.MetricSum() for i in range(MAX_METRICS + 1)}), TooLarge, "257"),
+    ],
+    ids=lambda value: value.replace(" ", "-") if isinstance(value, str) and " " in value else "",
+)
+def test_what_cannot_be_taken_is_named(site: str, told: pb.Result, kind: type[RemoteError], words: str) -> None:
+    state = after()
+    with pytest.raises(kind, match=words) as refused:
+        standing(state, site, told)
+    assert (refused.value.site, refused.value.run, refused.value.round) == (site, "run", told.round)
+    assert refused.value.field
+
+
+def test_an_update_for_an_old_round_is_stale() -> None:
+    with pytest.raises(Stale, match="round 1 is closed .*wanted 2"):
+        standing(of_second_round(), OTHER, result(OTHER))
+
+
+def test_a_negative_weight_does_not_fit_into_a_message() -> None:
+    with pytest.raises(ValueError, match="out of range"):
+        pb.Result(weight=-1)
