@@ -109,7 +109,7 @@ def test_what_cannot_be_taken_is_named(site: str, told: pb.Result, kind: type[Re
 
 
 def test_an_update_for_an_old_round_is_stale() -> None:
-    with pytest.raises(Stale, match="round 1 is closed .*wanted 2"):
+    with pytest.raises(Stale, match=r"round 1 is closed .*wanted 2"):
         standing(of_second_round(), OTHER, result(OTHER))
 
 
