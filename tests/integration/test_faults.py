@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -175,6 +177,32 @@ def test_a_revoked_site_is_out_at_once(federation: Federation) -> None:
     assert state["status"] == "finished"
     assert list(state["rounds"][0]["missing"]) == ["site-2"]
     federation.wait_for(lambda: "revoked" in federation.sites["site-2"].text(), "the site says that it is revoked")
+
+
+def test_a_running_agent_renews_its_certificate_and_attaches_with_the_new_one(federation: Federation) -> None:
+    """Its clock is sixteen days ahead, past the middle of the certificate's thirty; TLS itself reads the true one."""
+    federation.start_all("site-1")
+    federation.finish(trial_job(rounds=1, schedule="min = 1"))
+    federation.sites["site-1"].stop()
+    keys = federation.home("site-1") / "identity"
+    old = {path.name: path.read_bytes() for path in keys.rglob("*") if path.is_file()}
+    clock = federation.root / "clock"
+    clock.write_text(str(16 * 24 * 3600))
+    program = Path(__file__).parents[1] / "samples" / "altered_process.py"
+    arguments = [
+        sys.executable,
+        str(program),
+        "site",
+        str(federation.home("site-1")),
+        json.dumps({"clock": str(clock)}),
+    ]
+    agent = federation.sites["site-1"] = federation.start_program("renewing", arguments)
+    federation.wait_for(lambda: "the certificate is renewed" in agent.text(), "the certificate is renewed", agent)
+    federation.wait_for(lambda: agent.text().count("attached to federation") == 2, "it attaches anew", agent)
+    new = {path.name: path.read_bytes() for path in keys.rglob("*") if path.is_file()}
+    assert new != old, "the new certificate is kept for the next start"
+    assert all(path.stat().st_mode & 0o077 == 0 for path in keys.rglob("*"))
+    federation.finish(trial_job(rounds=1, schedule="min = 1"))
 
 
 def test_a_port_in_use_is_said(federation: Federation) -> None:
