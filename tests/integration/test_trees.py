@@ -226,14 +226,11 @@ def test_a_policy_of_the_region_is_its_own(tree: Tree) -> None:
     policy = tree.regions["south"].server_folder / "upstream" / "policy.toml"
     policy.write_text(POLICY.replace('"ada"', '"grace"'))
     try:
-        run = tree.top.submit(trial_job(rounds=1, schedule="min = 1"))
-        state = tree.top.wait_for_end(run)
+        state = tree.top.wait_for_end(tree.top.submit(trial_job(rounds=1, schedule="min = 2", wait="15s")))
     finally:
         policy.write_text(POLICY)
-    south = next(site for site in state["sites"] if site["site"] == "south")
-    assert south["state"] == "declined"
-    assert "researchers" in south["detail"]
-    assert state["status"] == "finished", f"{state}\n{tree.logs()}"
+    assert state["status"] == "failed"
+    assert "south declined (policy of site south: runs of 'ada' are not allowed" in state["reason"]["message"]
 
 
 def test_a_reducer_that_is_no_sum_is_refused_when_it_is_submitted(tree: Tree) -> None:
