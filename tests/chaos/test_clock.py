@@ -30,6 +30,7 @@ READERS = {
     "server/open_runs.py": "when a run was submitted, shown to people",
     "server/security.py": "whether a caller's certificate has expired",
     "server/setup.py": "when the first invitation ends",
+    "server/upstream.py": "when a run was taken on, shown to people",
     "transport/credentials.py": "whether the own certificate explains a refusal",
     "transport/enrolment.py": "whether a new certificate is good now",
     "transport/identity.py": "whether the own certificate has expired, at the start",

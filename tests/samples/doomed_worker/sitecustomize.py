@@ -1,6 +1,6 @@
 """On PYTHONPATH of an agent: kills a worker (SIGKILL) once, in the phase that the file `fatal` beside this one names.
 
-Python imports it before anything else. The agent is left alone, and so is every worker after the first death.
+Python imports it before anything else, also in the nursery that workers are forked from. The agent is left alone, and so is every worker after the first death.
 """
 
 from __future__ import annotations
@@ -53,5 +53,20 @@ def watch(phase: str) -> None:
         die()
 
 
-if "atoll.cluster.worker" in sys.orig_argv and FATAL.exists():
+forks = 0
+
+
+def count_fork() -> None:
+    global forks
+    forks += 1
+
+
+def in_forked_worker() -> None:
+    if forks > 1 and FATAL.exists():  # the first fork of a nursery is a trial
+        watch(FATAL.read_text())
+
+
+if "atoll.cluster.nursery" in sys.orig_argv:
+    os.register_at_fork(before=count_fork, after_in_child=in_forked_worker)
+elif "atoll.cluster.worker" in sys.orig_argv and FATAL.exists():
     watch(FATAL.read_text())
