@@ -12,7 +12,7 @@ from pathlib import Path
 
 from atoll.transport.durable import disk_errors, private_folder
 from atoll.transport.intake import Intake
-from atoll.wire.errors import LocalError, Unavailable
+from atoll.wire.errors import BadFrame, LocalError, Unavailable
 
 
 class StagingSlot:
@@ -57,7 +57,7 @@ class StagingSlot:
         """Raises BadFrame where all bytes are in and their crc32 is not the announced one; the slot is empty then."""
         try:
             self._intake.check_whole()
-        except Exception:
+        except BadFrame:
             self._intake = Intake(0)
             raise
 
