@@ -147,3 +147,11 @@ def restore(federation: Federation, *names: str) -> None:
         else:
             federation.sites[name].stop()
             federation.start_site(name)
+
+
+def require_undisturbed(federation: Federation, run: str, undisturbed: str) -> None:
+    """A run of JOB ends with every site in both rounds, and with the bytes of the run that nothing happened to."""
+    state = federation.wait_for_end(run)
+    assert state["status"] == "finished", federation.logs()
+    assert [record["sites"] for record in state["rounds"]] == [3, 3]
+    assert federation.model_hash(run) == undisturbed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from chaos.conftest import JOB
+from chaos.conftest import JOB, require_undisturbed
 from integration.federation import Federation
 from integration.test_faults import fill
 
@@ -26,10 +26,7 @@ def test_a_full_disk_at_a_site_is_waited_out(federation: Federation, undisturbed
         assert "waits for disk space" in status.read_text()
         assert "waits for disk space" in federation.sites["site-3"].text()
         (place / "filler").unlink()
-        state = federation.wait_for_end(run)
-        assert state["status"] == "finished", federation.logs()
-        assert [record["sites"] for record in state["rounds"]] == [3, 3]
-        assert federation.model_hash(run) == undisturbed
+        require_undisturbed(federation, run, undisturbed)
     finally:
         federation.sites["site-3"].stop()
         subprocess.run(["umount", place], check=True)

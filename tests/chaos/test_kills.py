@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from chaos.conftest import JOB
+from chaos.conftest import JOB, require_undisturbed
 from integration.federation import Federation, Process
 
 from atoll.client.steps import Step as SiteStep
@@ -62,10 +62,7 @@ def test_the_server_killed_at_a_step(federation: Federation, undisturbed: str, s
     assert doomed.popen.returncode == -signal.SIGKILL
     federation.start_server()
     run = federation.submitted(submitting)
-    state = federation.wait_for_end(run)
-    assert state["status"] == "finished", federation.logs()
-    assert [record["sites"] for record in state["rounds"]] == [3, 3]
-    assert federation.model_hash(run) == undisturbed
+    require_undisturbed(federation, run, undisturbed)
 
 
 @pytest.mark.parametrize(("step", "nth"), _marked([(step, 1) for step in SiteStep]))
@@ -77,10 +74,7 @@ def test_an_agent_killed_at_a_step(federation: Federation, undisturbed: str, ste
     federation.wait_for(lambda: not doomed.running, f"the agent dies at {step}")
     assert doomed.popen.returncode == -signal.SIGKILL
     federation.start_site("site-2")
-    state = federation.wait_for_end(run)
-    assert state["status"] == "finished", federation.logs()
-    assert [record["sites"] for record in state["rounds"]] == [3, 3]
-    assert federation.model_hash(run) == undisturbed
+    require_undisturbed(federation, run, undisturbed)
 
 
 def start_doomed(federation: Federation, kind: str, folder: Path, step: str, nth: int) -> Process:

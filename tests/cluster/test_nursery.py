@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from samples.bench import DISTRIBUTION, ENTRY_POINTS, MakeBench, install
+from samples.dying_agent import pids_left_by_a_killed_agent
 
 from atoll.cluster import nursery_process
-from atoll.cluster.messages import encode
 from atoll.cluster.nursery_process import FORKS, ForkedProcess, Nursery
 from atoll.cluster.registry import hash_distribution
 from atoll.cluster.worker_process import WorkerDied, WorkerProcess
@@ -240,16 +240,7 @@ async def test_workers_outlive_a_nursery_that_is_killed_and_the_next_start_has_a
 @in_one_loop
 async def test_all_die_with_their_agent_in_the_middle_of_a_training(make_bench: MakeBench, tmp_path: Path) -> None:
     bench = make_bench(work={"steps": 5_000_000})
-    agent = Path(__file__).parent / "nursing_agent.py"
-    (tmp_path / "prepare").write_bytes(encode(bench.prepare("north")))
-    (tmp_path / "train").write_bytes(encode(bench.train("update")))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(agent), str(tmp_path / "w"), str(tmp_path / "prepare"), str(tmp_path / "train"),
-        stdout=asyncio.subprocess.PIPE, env={**os.environ, **bench.environment},
-    )  # fmt: skip
-    output, _ = await asyncio.wait_for(process.communicate(), 120)
-    assert process.returncode == -signal.SIGKILL
-    pids = [int(pid) for pid in output.split()]
+    pids = await pids_left_by_a_killed_agent(bench, tmp_path, "forked")
     assert len(pids) == 2
     await eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from samples.bench import MakeBench
+from samples.dying_agent import pids_left_by_a_killed_agent
 
-from atoll.cluster.messages import encode
 from atoll.cluster.worker_process import WorkerDied, WorkerProcess
 from atoll.wire.errors import AppFailed, BadUpdate, ConfigError, DeviceMissing, NotAllowed
 
@@ -141,16 +141,8 @@ async def test_a_killed_worker_started_again_writes_the_same_bytes(
 @in_one_loop
 async def test_dies_with_its_agent_in_the_middle_of_a_training(make_bench: MakeBench, tmp_path: Path) -> None:
     bench = make_bench(work={"steps": 5_000_000})
-    agent = Path(__file__).parent / "dying_agent.py"
-    (tmp_path / "prepare").write_bytes(encode(bench.prepare("north")))
-    (tmp_path / "train").write_bytes(encode(bench.train("update")))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(agent), str(tmp_path / "w"), str(tmp_path / "prepare"), str(tmp_path / "train"),
-        stdout=asyncio.subprocess.PIPE, env={**os.environ, **bench.environment},
-    )  # fmt: skip
-    output, _ = await asyncio.wait_for(process.communicate(), 120)
-    assert process.returncode == -signal.SIGKILL
-    assert await _ends(int(output), within_s=30)
+    [pid] = await pids_left_by_a_killed_agent(bench, tmp_path, "direct")
+    assert await _ends(pid, within_s=30)
 
 
 @in_one_loop
