@@ -6,10 +6,10 @@ bound. Reads the update once, in blocks, and allocates nothing of its size.
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 
 import torch
+from isal import isal_zlib
 from torch import Tensor
 
 from atoll.aggregation.blocks import blocks, byte_view
@@ -86,7 +86,7 @@ def _check_frame(layout: UpdateLayout, payload: Buffer, crc32: int | None) -> No
             value=bytes(data[:HEADER_BYTES]).hex(),
             bound=layout.header.hex(),
         )
-    if crc32 is not None and (found := zlib.crc32(data)) != crc32:
+    if crc32 is not None and (found := isal_zlib.crc32(data)) != crc32:
         raise BadUpdate("update is damaged: its checksum differs", field="crc32", value=found, bound=crc32)
     for start, stop in layout.gaps:
         if any(data[start:stop]):

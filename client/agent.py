@@ -134,7 +134,7 @@ class Agent:
             home.status,
             site=self._link.site,
             server=self._link.address,
-            count_held=lambda: len(self._outbox.held()),
+            count_held=lambda: len(self._outbox.results()),
         )
         identity = self._link.identity
         self._membership = Membership(home.state / "members", identity, self._board)
@@ -171,7 +171,7 @@ class Agent:
             await self._witness.joined(run)
         for task in await asyncio.to_thread(self._task_log.open_tasks):
             key = Key.of(task.key)
-            if self._outbox.result(key) is not None:  # killed after the one became durable, before the other
+            if self._outbox.is_held(key):  # killed after the one became durable, before the other
                 await asyncio.to_thread(self._task_log.finish, key)
             elif key.run in self._works:
                 self._works[key.run].add(task)
@@ -222,7 +222,7 @@ class Agent:
         """What this site has under way, from its durable state."""
         open_tasks = await asyncio.to_thread(self._task_log.open_tasks)
         joined = await asyncio.to_thread(self._task_log.joined)
-        held = self._outbox.held()  # read last: a task that is closed meanwhile has its result here
+        held = self._outbox.results()  # read last: a task that is closed meanwhile has its result here
         held_keys = {Key.of(result.key) for result in held}
         return make_hello(
             self._capacity,

@@ -1,6 +1,8 @@
 """Base versions of a site's runs: on this disk, or fetched once when a task needs them.
 
-Invariant: a file under its final name is a whole model file. The data lands where it will stay, behind a header that
+Invariant: a file under its final name is a whole model file, fetched by this process. What an earlier process has
+fetched counts as on its way: it is not synced to the disk, so it is compared with the server's before it is used, which
+moves no bytes. The data lands where it will stay, behind a header that
 this site makes from the run's own manifest, so nothing is copied and nothing of the file's form comes from the server.
 A transfer that breaks goes on where it stopped, after a restart of the agent too.
 
@@ -22,9 +24,9 @@ from typing import Any
 import grpc.aio
 
 from atoll.client.attachment import Mailbox
-from atoll.transport.durable import private_folder, remove_tree
+from atoll.transport.durable import disk_errors, private_folder, remove_tree
 from atoll.transport.reconnect import Backoff
-from atoll.transport.transfer import download, partial_bytes
+from atoll.transport.transfer import download, part_of, partial_bytes
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import AtollError, LocalError, Malformed, RemoteError, Unavailable
 from atoll.wire.manifest import Manifest
@@ -57,6 +59,9 @@ class BaseModels:
         self, folder: Path, *, mailbox: Mailbox, spawn: Spawn, channel: Callable[[], grpc.aio.Channel]
     ) -> None:
         self._folder = folder
+        with disk_errors(folder):
+            for path in folder.glob("*/*.safetensors"):
+                path.rename(part_of(path))
         self._mailbox = mailbox
         self._spawn = spawn
         self._channel = channel

@@ -1,7 +1,8 @@
 """Results on their way out: offered, uploaded when the server grants it, dropped when it needs them no more.
 
-Invariant: a result leaves the outbox only on the server's word (refused, released, committed) or with its run, so an
-update is computed once however often connections, server and agent go down in between.
+Invariants. A result leaves the outbox only on the server's word (refused, released, committed) or with its run, so an
+update is computed once however often connections, server and agent go down in between. The server never has all bytes
+of an update that is not durable here, so what it has accepted can always be asked for again (docs/decisions/0006).
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Deliveries:
         self._on_step = on_step
         self._said: set[Key] = set()  # results that the present stream has heard of
         self._uploads: dict[str, tuple[Key, asyncio.Task[None]]] = {}
+        self._durable: dict[Key, asyncio.Event] = {}  # of results that uploads wait for
         self._backoff = Backoff()
         self._frame_bytes = FRAME_BYTES
 
@@ -62,7 +64,7 @@ class Deliveries:
         self._frame_bytes = min(FRAME_BYTES, max_frame_bytes or FRAME_BYTES)
         self._stop_uploads()
         self._said.clear()
-        for result in self._outbox.held():
+        for result in self._outbox.results():
             self.offer(result)
 
     def offer_if_held(self, key: Key) -> bool:
@@ -71,6 +73,15 @@ class Deliveries:
         if result is not None and key not in self._said:
             self.offer(result)
         return result is not None
+
+    def kept(self, key: Key) -> None:
+        """The result of `key` is durable: the end of its payloads may leave."""
+        if (durable := self._durable.pop(key, None)) is not None:
+            durable.set()
+
+    async def _until_kept(self, key: Key) -> None:
+        if not self._outbox.is_held(key):
+            await self._durable.setdefault(key, asyncio.Event()).wait()
 
     def granted(self, grant: pb.Grant) -> None:
         """Begin the upload that the server has room for; an earlier grant for the same result is void."""
@@ -109,6 +120,7 @@ class Deliveries:
     async def drop(self, key: Key) -> None:
         """Drop the result of a task that nobody wants."""
         self._stop_uploads(key)
+        self._durable.pop(key, None)
         await asyncio.to_thread(self._outbox.release, key)
 
     async def drop_run(self, run: str) -> None:
@@ -137,7 +149,13 @@ class Deliveries:
             self._mailbox.post(task_failed=pb.TaskFailed(key=grant.key, error=to_detail(lost)))
             return
         try:
-            status = await upload(self._channel(), grant, path, frame_bytes=self._frame_bytes)
+            status = await upload(
+                self._channel(),
+                grant,
+                path,
+                frame_bytes=self._frame_bytes,
+                before_last=lambda: self._until_kept(key),
+            )
             complete, reason = status.complete, f"{status.received_bytes} of {grant.num_bytes} bytes arrived"
         except (RemoteError, LocalError) as error:
             complete, reason = False, str(error)

@@ -5,7 +5,7 @@
     admit -> start the worker -> prepare -> (task: fetch base -> train or evaluate -> outbox -> close the task)*
 
 Invariant: a task is closed only after its result is durable in the outbox, or after the server was told why there is
-none; so an agent that is killed at any moment either does a task again or has its result, never neither.
+none; and the last of a result's bytes leave only then. So an agent that is killed at any moment either does a task again or has its result, never neither.
 """
 
 from __future__ import annotations
@@ -209,12 +209,14 @@ class RunWork:
         place = self._place
         try:
             result = await self._with_room(f"task {key}", lambda: self._tries(key, task))
+            await asyncio.to_thread(place.outbox.ready, result)
+            place.board.sending(self.run, task.round)
+            place.deliveries.offer(result)  # it may leave while it is on its way to the disk, but for its end
             await self._with_room(f"task {key}", lambda: asyncio.to_thread(self._keep, key, result))
         except AtollError as error:
             await self._failed(key, task, error)
             return
-        place.board.sending(self.run, task.round)
-        place.deliveries.offer(result)
+        place.deliveries.kept(key)
 
     async def _with_room(self, what: str, do: Callable[[], Awaitable[T]]) -> T:
         """What `do` gives. A full disk is waited out: the server stops waiting when its own deadline says so."""
@@ -319,7 +321,7 @@ class RunWork:
         refusal = as_refusal(error, site=self._site, run=self.run, round_=task.round)
         _log.error("run %s: task %s of round %d failed: %s", self.run, key.task, task.round, error)
         place.board.failed(self.run, refusal.message)
-        await asyncio.to_thread(place.outbox.release, key)  # a draft that came to nothing
+        await place.deliveries.drop(key)  # a draft that came to nothing, or a result that cannot be kept
         # Told first: an agent that is killed in between does the task again, and fails again.
         place.mailbox.post(task_failed=pb.TaskFailed(key=task.key, error=to_detail(refusal)))
         await self._with_room(f"the end of task {key}", lambda: asyncio.to_thread(place.task_log.finish, key))

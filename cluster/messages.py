@@ -118,7 +118,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """The update lies at `out_path`, whole and fsynced."""
+    """The update lies at `out_path`, whole; the agent makes it durable."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     kind: Literal["trained"] = "trained"

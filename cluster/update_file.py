@@ -1,4 +1,7 @@
-"""The file that an update is written into: mapped, so that encoding is the only copy, and durable when done."""
+"""The file that an update is written into: mapped, so that encoding is the only copy.
+
+The agent makes it durable, while its bytes are already on their way: see transport/outbox.py.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from atoll.wire.errors import DiskFull, LocalError
 
 @contextmanager
 def create_update(path: Path, num_bytes: int) -> Iterator[memoryview]:
-    """A writable view of a new file's bytes; they are on the disk when the block is left, or the file is gone.
+    """A writable view of a new file's bytes; they are in it when the block is left, or the file is gone.
 
     The room is reserved first: writing to a mapping of a full disk would end the process instead of raising.
 
@@ -44,8 +47,6 @@ def _mapped(path: Path, num_bytes: int) -> Iterator[memoryview]:
         mapping = mmap.mmap(file.fileno(), num_bytes)
         data = memoryview(mapping)
         yield data
-        mapping.flush()
-        os.fsync(file.fileno())
         with suppress(BufferError):  # a tensor over the data may still live; the mapping ends with it
             data.release()
             mapping.close()

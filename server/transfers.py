@@ -112,11 +112,16 @@ class Transfers:
             upload = self._uploads[site, subject] = _Upload(ask, payload.crc32, whole)
         upload.ask, upload.whole, upload.abandoned = ask, whole, False
         self._end_running(site, subject)
-        self._spawn(self._ask_when_idle(upload))
+        self._spawn(self._ask_when_idle(upload, payload.crc32))
 
-    async def _ask_when_idle(self, upload: _Upload) -> None:
+    async def _ask_when_idle(self, upload: _Upload, crc32: int) -> None:
         """Queue an upload once no earlier call fills its slot any more, so that the grant's offset is the true one."""
         async with upload.filling:
+            if upload.crc32 != crc32:  # the site lost what it was sending before it was durable, and made another
+                upload.crc32 = crc32
+                if upload.slot is not None:
+                    self._pool.release(upload.slot)
+                    upload.slot = None
             self._table.ask(upload.ask)
         self._pump()
 

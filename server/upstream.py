@@ -357,6 +357,7 @@ def place_base(source: Path, path: Path) -> None:
     if path.exists():
         return
     with disk_errors(path):
+        sync_file(source)  # the agent does not, since it can fetch it again; here it becomes a version of this server's
         try:
             os.link(source, path)
         except OSError:  # two file systems, or one without links

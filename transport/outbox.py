@@ -1,19 +1,22 @@
 """Results that a site keeps until the server has committed them.
 
-Invariant: a result is held whole or not at all. Its payloads and its meta file are durable before one rename makes it
-held, and one rename takes it away again, so a site killed at any moment finds each result once or, if the work was not
-done, never. Nobody trains twice, nothing is sent half.
+Invariant: a result is held if and only if its meta file is there, and that is written, in one rename, once its payloads
+are durable. So a site killed at any moment finds each result whole or, if the work was not done, never: nobody trains
+twice for nothing, nothing is sent half.
+
+A result is `ready` before it is held: its bytes may be sent while they are on their way to the disk, all but the last
+frame (docs/decisions/0006). One that is released is not synced away. A machine that loses power may find it again, says
+so to the server, and is told to drop it.
 
 ::
 
-    outbox/drafts/RUN_TASK_ATTEMPT/update.payload                what a worker is writing, or what is being removed
-    outbox/held/RUN_TASK_ATTEMPT/{update.payload, result}        complete results
+    outbox/RUN_TASK_ATTEMPT/update.payload     what a worker writes, and what is sent
+    outbox/RUN_TASK_ATTEMPT/result             makes it held
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from enum import StrEnum
@@ -31,6 +34,7 @@ _log = logging.getLogger(__name__)
 
 MAX_PAYLOADS = 16
 _META = "result"  # no payload's file, since those end in ".payload"
+_META_DRAFT = "result.draft"
 
 
 class OutboxStep(StrEnum):
@@ -38,7 +42,6 @@ class OutboxStep(StrEnum):
 
     PAYLOADS_SYNCED = "payloads synced"
     META_WRITTEN = "meta written"
-    DRAFT_SYNCED = "draft synced"
     RENAMED = "renamed"
     HELD = "held"
     OLDER_DROPPED = "older attempts dropped"
@@ -47,9 +50,9 @@ class OutboxStep(StrEnum):
 
 
 class Outbox:
-    """The results of one site, in `folder`; drafts of an earlier process are dropped when it opens.
+    """The results of one site, in `folder`; what an earlier process left unfinished is dropped when it opens.
 
-    Any thread may call it; a call that changes something returns when the change is durable.
+    Any thread may call it. Reading never waits for a disk; `commit` returns when the result is durable.
 
     Raises:
         DiskFull: from `draft` and `commit`; the result is not held then, all others are.
@@ -57,126 +60,153 @@ class Outbox:
     """
 
     def __init__(self, folder: Path, *, on_step: Callable[[OutboxStep], None] = lambda step: None) -> None:
-        self._drafts, self._held_folder = folder / "drafts", folder / "held"
+        self._folder = private_folder(folder)
         self._on_step = on_step
-        self._lock = threading.RLock()
-        remove_tree(self._drafts)
-        private_folder(self._drafts)
-        private_folder(self._held_folder)
+        self._turn = threading.RLock()  # of those that change something, for as long as the disk takes
+        self._lock = threading.Lock()  # of the table, for a moment
+        self._results: dict[Key, Result] = {}  # ready, and held
+        self._held: set[Key] = set()
         with disk_errors(folder):
-            sync_folder(folder)
-            self._results = self._read_held()
+            self._read_held()
         for key in list(self._results):
             self._drop_older(key)
 
     def draft(self, key: TaskKey | Key, payload: str) -> Path:
-        """Where to write the bytes of `payload` of a task; nothing is there yet."""
+        """Where to write the bytes of `payload` of a task; nothing is there yet.
+
+        Raises:
+            LocalError: the task has its result already.
+        """
         check_payload_name(payload)
-        folder = private_folder(self._drafts / _folder_name(Key.of(key)))
-        path = folder / _file_name(payload)
+        checked = Key.of(key)
+        if self.result(checked) is not None:
+            raise LocalError(f"task {checked} has its result in the outbox already")
+        path = private_folder(self._folder_of(checked)) / _file_name(payload)
         with disk_errors(path):
             path.unlink(missing_ok=True)
         return path
 
-    def commit(self, result: Result) -> None:
-        """Holds `result` and the payloads drafted for it.
-
-        A key that is held already keeps what it has, since bytes of it may have left; the draft is dropped. Lower
-        attempts of the same task are released.
+    def ready(self, result: Result) -> None:
+        """Shows `result`, whose payloads are drafted and whole, to those who ask; `commit` makes it durable.
 
         Raises:
             Malformed: the key or a payload name is none, or there are too many payloads.
             LocalError: a payload was not drafted, or has another size than the result says.
         """
         key = Key.of(result.key)
-        with self._lock:
-            if key not in self._results:
-                self._hold(key, result)
+        with self._turn:
+            if self.result(key) is not None:
+                return  # bytes of it may have left
+            _check_payloads(self._folder_of(key), key, result)
+            kept = Result()
+            kept.CopyFrom(result)
+            with self._lock:
+                self._results[key] = kept
+
+    def commit(self, result: Result) -> None:
+        """Holds `result` and the payloads drafted for it. Lower attempts of the same task are released.
+
+        A key that has a result keeps the one that it has.
+
+        Raises:
+            Malformed, LocalError: as `ready`.
+        """
+        key = Key.of(result.key)
+        with self._turn:
+            self.ready(result)
+            if not self.is_held(key):
+                self._hold(key)
             self._drop_older(key)
 
-    def held(self) -> list[Result]:
-        """Complete results that are not known to be committed, by round, then key."""
+    def results(self) -> list[Result]:
+        """Results that are ready or held and not known to be committed, by round, then key."""
         with self._lock:
             ordered = sorted(self._results.items(), key=lambda item: (item[1].round, item[0]))
-            return [result for _, result in ordered]
+        return [result for _, result in ordered]
 
     def result(self, key: TaskKey | Key) -> Result | None:
-        """The held result of a task, None where there is none."""
+        """The result of a task, ready or held; None where there is none."""
         with self._lock:
             return self._results.get(Key.of(key))
 
+    def is_held(self, key: TaskKey | Key) -> bool:
+        """Whether the result of a task is durable here."""
+        with self._lock:
+            return Key.of(key) in self._held
+
     def payload_path(self, key: TaskKey | Key, name: str) -> Path:
-        """The file with the bytes of a held payload.
+        """The file with the bytes of a payload of a result; it stays there until the release.
 
         Raises:
-            LocalError: no such payload is held.
+            LocalError: there is no such payload.
         """
         checked = Key.of(key)
-        held = self.result(checked)
-        if held is None or name not in {payload.name for payload in held.payloads}:
+        result = self.result(checked)
+        if result is None or name not in {payload.name for payload in result.payloads}:
             raise LocalError(f"payload {name!r} of task {checked} is not in the outbox")
-        return self._held_folder / _folder_name(checked) / _file_name(name)
+        return self._folder_of(checked) / _file_name(name)
 
     def release(self, key: TaskKey | Key) -> bool:
-        """Drops the result of a task, held or drafted; whether one was held."""
+        """Drops the result of a task, or what was drafted for it; whether there was a result."""
         checked = Key.of(key)
-        with self._lock:
-            draft = self._drafts / _folder_name(checked)
-            remove_tree(draft)
-            if checked not in self._results:
-                return False
-            with disk_errors(self._held_folder):
-                (self._held_folder / draft.name).rename(draft)
-                sync_folder(self._held_folder)
-            del self._results[checked]
-            self._on_step(OutboxStep.UNHELD)
-            remove_tree(draft)
+        with self._turn:
+            folder = self._folder_of(checked)
+            with self._lock:
+                found = self._results.pop(checked, None)
+                self._held.discard(checked)
+            with disk_errors(folder):
+                (folder / _META).unlink(missing_ok=True)
+            if found is not None:
+                self._on_step(OutboxStep.UNHELD)
+            remove_tree(folder)
             self._on_step(OutboxStep.REMOVED)
-            return True
+            return found is not None
 
     def release_upto(self, run: str, round: int) -> int:
-        """Drops the held results of `run` up to and with `round`; how many."""
+        """Drops the results of `run` up to and with `round`; how many."""
         return self._release_where(lambda key, result: key.run == run and result.round <= round)
 
     def release_run(self, run: str) -> int:
-        """Drops all held results of `run`; how many."""
+        """Drops all results of `run`; how many."""
         return self._release_where(lambda key, result: key.run == run)
 
     def _release_where(self, matches: Callable[[Key, Result], bool]) -> int:
-        with self._lock:
-            keys = [key for key, result in self._results.items() if matches(key, result)]
+        with self._turn:
+            with self._lock:
+                keys = [key for key, result in self._results.items() if matches(key, result)]
             return sum(self.release(key) for key in keys)
 
     def _drop_older(self, newest: Key) -> None:
-        same_task = [key for key in self._results if (key.run, key.task) == (newest.run, newest.task)]
+        with self._lock:
+            same_task = [key for key in self._results if (key.run, key.task) == (newest.run, newest.task)]
         for key in same_task:
             if key.attempt < newest.attempt:
                 self.release(key)
         self._on_step(OutboxStep.OLDER_DROPPED)
 
-    def _hold(self, key: Key, result: Result) -> None:
-        draft = private_folder(self._drafts / _folder_name(key))
-        _check_payloads(draft, key, result)
-        with disk_errors(draft):
+    def _hold(self, key: Key) -> None:
+        folder, result = self._folder_of(key), self._results[key]
+        with disk_errors(folder):
+            private_folder(folder)
             for payload in result.payloads:
-                sync_file(draft / _file_name(payload.name))
+                sync_file(folder / _file_name(payload.name))
             self._on_step(OutboxStep.PAYLOADS_SYNCED)
-            (draft / _META).write_bytes(result.SerializeToString())
+            (folder / _META_DRAFT).write_bytes(result.SerializeToString())
+            sync_file(folder / _META_DRAFT)
             self._on_step(OutboxStep.META_WRITTEN)
-            sync_file(draft / _META)
-            sync_folder(draft)
-            self._on_step(OutboxStep.DRAFT_SYNCED)
-            os.rename(draft, self._held_folder / draft.name)
+            (folder / _META_DRAFT).rename(folder / _META)
             self._on_step(OutboxStep.RENAMED)
-            sync_folder(self._held_folder)
-        kept = Result()
-        kept.CopyFrom(result)
-        self._results[key] = kept
+            sync_folder(folder)
+            sync_folder(self._folder)
+        with self._lock:
+            self._held.add(key)
         self._on_step(OutboxStep.HELD)
 
-    def _read_held(self) -> dict[Key, Result]:
-        results: dict[Key, Result] = {}
-        for folder in sorted(self._held_folder.iterdir()):
+    def _read_held(self) -> None:
+        for folder in sorted(path for path in self._folder.iterdir() if path.is_dir()):
+            if not (folder / _META).exists():
+                remove_tree(folder)
+                continue
             try:
                 result = Result.FromString((folder / _META).read_bytes())
                 key = Key.of(result.key)
@@ -186,12 +216,11 @@ class Outbox:
                 _log.error("outbox: %s is damaged and is dropped: %s", folder, fault)
                 remove_tree(folder)
                 continue
-            results[key] = result
-        return results
+            self._results[key] = result
+            self._held.add(key)
 
-
-def _folder_name(key: Key) -> str:
-    return f"{key.run}_{key.task}_{key.attempt}"
+    def _folder_of(self, key: Key) -> Path:
+        return self._folder / f"{key.run}_{key.task}_{key.attempt}"
 
 
 def _file_name(payload: str) -> str:

@@ -10,8 +10,7 @@ import asyncio
 import mmap
 import os
 import shutil
-import zlib
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
@@ -19,14 +18,15 @@ from typing import Any, Self
 
 import grpc
 import grpc.aio
+from isal import isal_zlib
 
 from atoll.transport.call_end import CallEnd
-from atoll.transport.durable import disk_errors, private_folder, sync_file, sync_folder
+from atoll.transport.durable import disk_errors, private_folder
 from atoll.transport.intake import Intake
 from atoll.transport.staging import StagingSlot
 from atoll.wire.control_pb2 import Grant
 from atoll.wire.errors import BadFrame, DiskFull, LocalError, RemoteError, Stale, Unavailable, from_rpc
-from atoll.wire.frames import FRAME_BYTES, encode_frame
+from atoll.wire.frames import FRAME_BYTES, encode_frame, ends_at
 from atoll.wire.transfer_pb2 import DownloadRequest, TransferStatus
 
 _SERVICE = "atoll.wire.Transfer"
@@ -40,14 +40,25 @@ Metadata = Sequence[tuple[str, str | bytes]]
 # --- the side that has the grant -----------------------------------------------------------------------------------
 
 
+async def at_once() -> None:
+    """Nothing to wait for."""
+
+
 async def upload(
-    channel: grpc.aio.Channel, grant: Grant, path: Path, metadata: Metadata = (), *, frame_bytes: int = FRAME_BYTES
+    channel: grpc.aio.Channel,
+    grant: Grant,
+    path: Path,
+    metadata: Metadata = (),
+    *,
+    frame_bytes: int = FRAME_BYTES,
+    before_last: Callable[[], Awaitable[None]] = at_once,
 ) -> TransferStatus:
     """Sends the file at `path` from the grant's offset on; what the server holds afterwards.
 
     Args:
         metadata: more of the call's metadata.
         frame_bytes: payload of a frame, at most what the server's Welcome allows.
+        before_last: awaited before the last frame leaves.
 
     Raises:
         RemoteError: the server refused, as its own error; Unavailable where the connection broke: wait for a new grant.
@@ -61,6 +72,8 @@ async def upload(
     try:
         async with aclosing(frames(path, 0, grant.num_bytes, grant.offset, frame_bytes=frame_bytes)) as stream:
             async for frame in stream:
+                if ends_at(frame) == grant.num_bytes:
+                    await before_last()
                 await call.write(frame)
         await call.done_writing()
         status: TransferStatus = await call
@@ -74,14 +87,17 @@ async def upload(
 
 def partial_bytes(path: Path, header: bytes = b"") -> int:
     """Bytes of the object that an earlier `download` to `path` left behind: the offset of the next Fetch."""
-    part = _part_of(path)
+    part = part_of(path)
     return max(0, part.stat().st_size - len(header)) if part.is_file() else 0
 
 
 async def download(
     channel: grpc.aio.Channel, grant: Grant, path: Path, metadata: Metadata = (), *, header: bytes = b""
 ) -> None:
-    """Fetches the object of a grant to `path`, durably; goes on from `path` + ".part" where an earlier try left one.
+    """Fetches the object of a grant to `path`; goes on from `path` + ".part" where an earlier try left one.
+
+    The file is whole under its name, and not synced: what is fetched can be fetched again. Whoever finds a file that an
+    earlier process fetched renames it to `part_of(path)`, and its bytes are compared with those of the server.
 
     Args:
         metadata: more of the call's metadata.
@@ -94,7 +110,7 @@ async def download(
         DiskFull: there is no room; nothing is kept.
     """
     private_folder(path.parent)
-    part = _part_of(path)
+    part = part_of(path)
     try:
         intake = await asyncio.to_thread(_open_part, part, header, grant)
         await _fetch(channel, grant, part, intake, metadata, len(header))
@@ -106,15 +122,14 @@ async def download(
     except BadFrame:
         part.unlink()
         raise
-    await asyncio.to_thread(_publish, part, path)
+    with disk_errors(path):
+        os.replace(part, path)
 
 
 async def _fetch(
     channel: grpc.aio.Channel, grant: Grant, part: Path, intake: Intake, metadata: Metadata, header_bytes: int
 ) -> None:
-    """Appends what is lacking to the file at `part`."""
-    if intake.complete:
-        return
+    """Appends what is lacking to the file at `part`. Asked even where nothing is: the call ends the grant."""
     method: Any = channel.unary_stream(DOWNLOAD_METHOD, request_serializer=DownloadRequest.SerializeToString)
     call = method(DownloadRequest(grant=grant.grant, offset=intake.received_bytes), metadata=list(metadata))
     try:
@@ -137,7 +152,8 @@ async def _fetch(
         )
 
 
-def _part_of(path: Path) -> Path:
+def part_of(path: Path) -> Path:
+    """Where `download` to `path` keeps what has come so far."""
     return path.with_name(path.name + ".part")
 
 
@@ -154,7 +170,7 @@ def _open_part(part: Path, header: bytes, grant: Grant) -> Intake:
                 held = 0
             for offset in range(0, held, FRAME_BYTES):
                 block = os.pread(descriptor, min(FRAME_BYTES, held - offset), len(header) + offset)
-                intake.count(len(block), zlib.crc32(block))
+                intake.count(len(block), isal_zlib.crc32(block))
         finally:
             os.close(descriptor)
     if held < grant.offset:
@@ -179,13 +195,6 @@ def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
     while data.nbytes:
         written = os.pwrite(descriptor, data, offset)
         data, offset = data[written:], offset + written
-
-
-def _publish(part: Path, path: Path) -> None:
-    with disk_errors(path):
-        sync_file(part)
-        os.replace(part, path)
-        sync_folder(path.parent)
 
 
 # --- the side that gives grants ------------------------------------------------------------------------------------
@@ -282,7 +291,7 @@ async def frames(
         end = min(num_bytes, (start // frame_bytes + 1) * frame_bytes)
         payload = data[start:end]
         if (start, end) not in known:
-            known[start, end] = zlib.crc32(payload)
+            known[start, end] = isal_zlib.crc32(payload)
         frame = encode_frame(start, payload, known[start, end])
         start = end
         return frame

@@ -10,7 +10,8 @@ The checksum catches damage between the processes, not an attacker: TLS authenti
 from __future__ import annotations
 
 import struct
-import zlib
+
+from isal import isal_zlib
 
 from atoll.wire.errors import BadFrame
 from atoll.wire.manifest import MODEL_BYTES
@@ -33,8 +34,14 @@ def encode_frame(offset: int, payload: memoryview, crc32: int | None = None) -> 
         raise ValueError(f"a frame holds 1 to {MAX_FRAME_BYTES} bytes, not {payload.nbytes}")
     if not 0 <= offset <= MODEL_BYTES - payload.nbytes:
         raise ValueError(f"a frame at byte {offset} of {payload.nbytes} bytes ends beyond {MODEL_BYTES}")
-    header = FRAME_HEADER.pack(offset, payload.nbytes, zlib.crc32(payload) if crc32 is None else crc32)
+    header = FRAME_HEADER.pack(offset, payload.nbytes, isal_zlib.crc32(payload) if crc32 is None else crc32)
     return b"".join((header, payload))
+
+
+def ends_at(frame: bytes) -> int:
+    """The byte of the whole object at which a frame of our own making ends."""
+    offset, length, _ = FRAME_HEADER.unpack_from(frame)
+    return int(offset + length)
 
 
 def decode_frame(frame: bytes) -> tuple[int, memoryview]:
@@ -73,11 +80,11 @@ def decode_frame(frame: bytes) -> tuple[int, memoryview]:
             value=offset,
             bound=MODEL_BYTES - length,
         )
-    if zlib.crc32(payload) != crc32:
+    if isal_zlib.crc32(payload) != crc32:
         raise BadFrame(
             f"frame at byte {offset}: crc32 of the payload is not that of the header; send it again",
             field="crc32",
-            value=f"{zlib.crc32(payload):08x}",
+            value=f"{isal_zlib.crc32(payload):08x}",
             bound=f"{crc32:08x}",
         )
     return offset, payload

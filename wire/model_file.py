@@ -13,13 +13,14 @@ import mmap
 import os
 import secrets
 import struct
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
+
+from isal import isal_zlib
 
 from atoll.wire.errors import BadManifest, DiskFull, LocalError
 from atoll.wire.manifest import DTYPE_BYTES, Manifest, Role, TensorSpec
@@ -160,7 +161,7 @@ def crc32_of_buffer(data: memoryview) -> int:
     """The crc32 (zlib) of contiguous bytes."""
     crc32 = 0
     for start in range(0, data.nbytes, CRC_BLOCK_BYTES):
-        crc32 = zlib.crc32(data[start : start + CRC_BLOCK_BYTES], crc32)
+        crc32 = isal_zlib.crc32(data[start : start + CRC_BLOCK_BYTES], crc32)
     return crc32
 
 

@@ -21,6 +21,7 @@ from atoll.client.status import site_status
 from atoll.client.steps import Step
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import NotAllowed, to_detail
+from atoll.wire.model_file import open_model
 
 MODEL = bytes(MANIFEST.num_bytes)
 PATIENCE_S = 30.0
@@ -103,7 +104,7 @@ async def finished(script: Script, server: ScriptedServer, site: TrialSite) -> N
     async with agent_process(site):
         line = await server.attached()
         await script.play(line)
-        await gone(site.home.outbox / "held")
+        await gone(site.home.outbox)
     assert script.update == update_of(key_text(script.task.key))
 
 
@@ -127,14 +128,14 @@ async def _at_once(server: ScriptedServer, site: TrialSite) -> Script:
     return Script(server)
 
 
-@pytest.mark.parametrize("step", [Step.KEPT, Step.FINISHED, Step.GRANTED, Step.UPLOADED, Step.JUDGED, Step.RELEASED])
+@pytest.mark.parametrize("step", [Step.KEPT, Step.FINISHED, Step.UPLOADED, Step.JUDGED, Step.RELEASED])
 async def test_killed_after_the_result_is_durable_nothing_is_trained_again(
     step: Step, server: ScriptedServer, site: TrialSite
 ) -> None:
     script = await played_to(step, server, site)
     if step is Step.RELEASED:
         assert script.update == update_of(key_text(script.task.key))
-        assert not any((site.home.outbox / "held").iterdir())
+        assert not any(site.home.outbox.iterdir())
     else:
         await finished(script, server, site)
     assert len(site.trainings()) == 1
@@ -146,7 +147,31 @@ async def test_open_tasks_are_done_without_being_asked_again(server: ScriptedSer
         line = await server.attached()
         assert list(line.hello.open_tasks) == [script.task.key]
         assert list(line.hello.joined_runs) == [script.offer.run]
+        fetch = await line.hear("fetch")  # what an earlier process fetched is compared, not sent again
+        assert fetch.offset == len(MODEL)
+        server.grant_download(line, fetch, MODEL)
         assert (await line.hear("result")).key == script.task.key
+
+
+async def test_a_base_version_that_the_disk_lost_with_the_power_is_fetched_again(
+    server: ScriptedServer, site: TrialSite
+) -> None:
+    script = await played_to(Step.FETCHED, server, site)
+    (base,) = site.home.models.glob("*/*.safetensors")
+    with base.open("r+b") as file:
+        file.seek(base.stat().st_size - 4096)
+        file.write(b"\xff" * 4096)
+    async with agent_process(site):
+        line = await server.attached()
+        fetch = await line.hear("fetch")
+        assert fetch.offset == len(MODEL)
+        server.grant_download(line, fetch, MODEL)
+        fetch = await line.hear("fetch")
+        assert fetch.offset == 0
+        server.grant_download(line, fetch, MODEL)
+        assert (await line.hear("result")).key == script.task.key
+        with open_model(base) as model:
+            assert bytes(model.map) == MODEL
 
 
 async def test_a_policy_that_was_tightened_meanwhile_counts(server: ScriptedServer, site: TrialSite) -> None:
@@ -204,6 +229,14 @@ async def test_the_worker_ends_with_its_agent(server: ScriptedServer, site: Tria
     await no_worker_lives(site)
 
 
+async def test_killed_while_the_result_is_on_its_way_to_the_disk_and_to_the_server(
+    server: ScriptedServer, site: TrialSite
+) -> None:
+    script = await played_to(Step.GRANTED, server, site)
+    await finished(script, server, site)
+    assert len(site.trainings()) in (1, 2)  # whichever of the two was first
+
+
 async def test_what_the_server_never_heard_of_is_refused(server: ScriptedServer, site: TrialSite) -> None:
     script = await played_to(Step.KEPT, server, site)
     async with agent_process(site):
@@ -212,6 +245,6 @@ async def test_what_the_server_never_heard_of_is_refused(server: ScriptedServer,
         await line.hear("result")
         refusal = NotAllowed("no such cohort", run=script.offer.run)
         line.say(verdict=pb.Verdict(key=script.task.key, refused=to_detail(refusal)))
-        await gone(site.home.outbox / "held")
+        await gone(site.home.outbox)
         line.say(run_ended=pb.RunEnded(run=script.offer.run, status="failed"))
         await gone(site.home.models)

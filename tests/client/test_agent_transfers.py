@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from pathlib import Path
 
-from samples.dialogue import MODEL, eventually, join, result_of, train
+import pytest
+from samples.dialogue import MODEL, eventually, held, join, result_of, train
 from samples.scripted_server import ScriptedServer
 from samples.stub_worker import UPDATE_BYTES, update_of
 from samples.trial_site import TrialSite, key_text, make_task
 
+from atoll.transport import outbox
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import Stale, Unavailable, Unknown, to_detail
 from atoll.wire.model_file import open_model
@@ -24,6 +28,29 @@ async def test_an_upload_that_breaks_goes_on_where_it_stopped(server: ScriptedSe
     result_of(again := await line.hear("result"), task)
     grant = server.grant_upload(line, again, received=update_of(key_text(task.key))[: UPDATE_BYTES // 2])
     assert await server.whole(grant) == update_of(key_text(task.key))
+
+
+async def test_the_end_of_an_update_leaves_once_the_update_is_durable(
+    server: ScriptedServer, running: TrialSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durable = threading.Event()
+    sync = outbox.sync_file
+
+    def sync_slowly(path: Path) -> None:
+        assert durable.wait(60)
+        sync(path)
+
+    monkeypatch.setattr(outbox, "sync_file", sync_slowly)
+    line = await server.attached()
+    run = await join(line)
+    task = make_task(run)
+    grant = server.grant_upload(line, await train(server, line, task))
+    await asyncio.sleep(0.1)
+    assert not server.transfers.received[grant]  # its one frame is also its last
+    assert held(running) == []
+    durable.set()
+    assert await server.whole(grant) == update_of(key_text(task.key))
+    assert len(held(running)) == 1
 
 
 async def test_a_grant_that_is_taken_back_is_asked_for_again(server: ScriptedServer, running: TrialSite) -> None:

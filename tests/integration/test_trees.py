@@ -105,7 +105,7 @@ def start_sites(federation: Federation, *names: str) -> None:
 
 def held(region: Federation) -> list[Path]:
     """What the sites of a region keep until it is committed."""
-    return [result for site in region.sites for result in (region.home(site) / "outbox" / "held").iterdir()]
+    return [result for site in region.sites for result in (region.home(site) / "outbox").glob("*/result")]
 
 
 @pytest.fixture(scope="module")

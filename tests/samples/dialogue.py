@@ -47,5 +47,5 @@ async def eventually(condition: Callable[[], object]) -> None:
 
 
 def held(site: TrialSite) -> list[str]:
-    """Folders of the results in the site's outbox."""
-    return [path.name for path in (site.home.outbox / "held").iterdir()]
+    """Folders of the results that are durable in the site's outbox."""
+    return [path.parent.name for path in site.home.outbox.glob("*/result")]

@@ -44,21 +44,21 @@ class Server:
             limits=LimitsSection(max_uploads=MAX_UPLOADS), staging=folder, send=self._send, on_step=unobserved
         )
 
-    def ask(self, site: str) -> None:
+    def ask(self, site: str, update: bytes = UPDATE) -> None:
         key = pb.TaskKey(run="run", task=f"r1.{site}", attempt=1)
 
-        async def whole(update: memoryview) -> None:
+        async def whole(received: memoryview) -> None:
             await self.work.wait()
-            assert bytes(update) == UPDATE
+            assert bytes(received) == update
             self.done.append(site)
 
-        payload = pb.Payload(name="update", num_bytes=len(UPDATE), crc32=zlib.crc32(UPDATE))
+        payload = pb.Payload(name="update", num_bytes=len(update), crc32=zlib.crc32(update))
         self.transfers.ask_up(site, key, payload, whole)
 
-    async def upload(self, site: str) -> None:
+    async def upload(self, site: str, *pieces: tuple[int, bytes]) -> bool:
         with calling(site):
-            status = await self.transfers.upload(frames(), Context(self.grants.pop(site)), _no_models)
-        assert status.complete
+            status = await self.transfers.upload(frames(*pieces), Context(self.grants.pop(site)), _no_models)
+        return status.complete
 
     async def settle(self) -> None:
         for _ in range(20):
@@ -77,8 +77,9 @@ def calling(site: str) -> Iterator[None]:
         current_caller.reset(token)
 
 
-async def frames() -> AsyncIterator[bytes]:
-    yield encode_frame(0, memoryview(UPDATE))
+async def frames(*pieces: tuple[int, bytes]) -> AsyncIterator[bytes]:
+    for offset, piece in pieces or ((0, UPDATE),):
+        yield encode_frame(offset, memoryview(piece))
 
 
 def _no_models(run: str) -> Any:
@@ -96,7 +97,7 @@ async def test_uploads_wait_while_every_slot_holds_an_update_that_is_worked_on(t
         await server.settle()
         assert len(server.grants) == min(MAX_UPLOADS, MAX_UPLOADS + SPARE_SLOTS - arrived)
         for site in list(server.grants):
-            await server.upload(site)
+            assert await server.upload(site)
             arrived += 1
     await server.settle()
     assert server.grants == {}
@@ -105,6 +106,24 @@ async def test_uploads_wait_while_every_slot_holds_an_update_that_is_worked_on(t
     while len(server.done) < len(sites):
         await server.settle()
         for site in list(server.grants):
-            await server.upload(site)
+            assert await server.upload(site)
     assert sorted(server.done) == sites
+    server.transfers.close()
+
+
+@pytest.mark.asyncio
+async def test_an_update_that_was_lost_and_made_anew_begins_at_its_first_byte(tmp_path: Path) -> None:
+    """The site lost power before it was durable, and training it again gave other bytes."""
+    server = Server(tmp_path)
+    server.work.set()
+    server.ask("site-1")
+    await server.settle()
+    assert not await server.upload("site-1", (0, UPDATE[:10]))
+    other = UPDATE[::-1]
+    assert other != UPDATE
+    server.ask("site-1", other)
+    await server.settle()
+    assert await server.upload("site-1", (0, other[:10]), (10, other[10:]))
+    await server.settle()
+    assert server.done == ["site-1"]
     server.transfers.close()
