@@ -370,13 +370,17 @@ class Agent:
             self._base_models.withdrawn(withdrawn.grant)
 
     async def _committed(self, committed: pb.Committed) -> None:
+        await self._witness.committed(committed.run, committed.round, committed.version)
+        self._spawn(self._tidy_up(committed))
+
+    async def _tidy_up(self, committed: pb.Committed) -> None:
+        """Drop what a commit has made useless, beside the next round: removing files of this size takes a while."""
         run = committed.run
-        await self._witness.committed(run, committed.round, committed.version)
-        await self._deliveries.committed(run, committed.round)
-        await asyncio.to_thread(self._task_log.forget_upto, run, committed.round)
-        if run in self._works:
-            keep = self._works[run].base_versions()
-            await asyncio.to_thread(self._base_models.drop_older, run, committed.version, keep)
+        try:
+            await self._deliveries.committed(run, committed.round)
+            await asyncio.to_thread(self._task_log.forget_upto, run, committed.round)
+        except AtollError as error:
+            _log.error("run %s, after round %d: %s", run, committed.round, error)
 
     async def _run_ended(self, ended: pb.RunEnded) -> None:
         _log.info("run %s: %s %s", ended.run, ended.status, ended.reason.message)

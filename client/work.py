@@ -268,6 +268,8 @@ class RunWork:
             )
         base = await place.base_models.get(self.run, task.base_version, bench.admission.manifest)
         place.on_step(Step.FETCHED, str(key))
+        # Now, rather than at the commit: what the next round begins with would wait for the disk.
+        place.spawn(self._drop_older(task.base_version))
         common: dict[str, Any] = {
             "key": str(key),
             "round": task.round,
@@ -281,6 +283,12 @@ class RunWork:
         if task.kind == pb.EVALUATE:
             return await self._evaluate(key, task, bench, common)
         raise Incompatible(f"site {self._site} does not know task kind {task.kind}; upgrade it", site=self._site)
+
+    async def _drop_older(self, version: int) -> None:
+        try:
+            await asyncio.to_thread(self._place.base_models.drop_older, self.run, version, self.base_versions())
+        except AtollError as error:
+            _log.error("run %s: base versions before %d: %s", self.run, version, error)
 
     async def _train(self, key: Key, task: pb.Task, bench: _Bench, common: dict[str, Any]) -> pb.Result:
         place, max_weight = self._place, bench.prepared.sum_weights or bench.prepared.max_weight

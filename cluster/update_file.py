@@ -17,7 +17,7 @@ from atoll.wire.errors import DiskFull, LocalError
 
 @contextmanager
 def create_update(path: Path, num_bytes: int) -> Iterator[memoryview]:
-    """A writable view of a new file's bytes; they are in it when the block is left, or the file is gone.
+    """A writable view of a file's bytes, new or to be written over; they are in it when the block is left, or the file is gone.
 
     The room is reserved first: writing to a mapping of a full disk would end the process instead of raising.
 
@@ -39,7 +39,9 @@ def create_update(path: Path, num_bytes: int) -> Iterator[memoryview]:
 
 @contextmanager
 def _mapped(path: Path, num_bytes: int) -> Iterator[memoryview]:
-    with path.open("w+b") as file:
+    with path.open("r+b" if path.exists() else "w+b") as file:
+        if os.fstat(file.fileno()).st_size > num_bytes:
+            os.ftruncate(file.fileno(), num_bytes)
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, num_bytes)
         else:

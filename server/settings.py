@@ -58,7 +58,7 @@ class LimitsSection(Strict):
     heartbeat_s: Seconds = 15.0  # 1,000 idle sites at 15 s cost 1.7 % of a core, at 5 s 4.1 %
     lease_s: Seconds = 45.0  # three heartbeats: two may be lost
     max_uploads: int = Field(default=2, ge=1, le=256)  # updates received at once; each holds a staging slot
-    max_downloads: int = Field(default=4, ge=1, le=1024)  # models sent at once
+    max_downloads: int = Field(default=2, ge=1, le=1024)  # models sent at once
     min_bytes_per_s: int = Field(default=32 * 1024, ge=1)  # slower over 30 s and a grant is withdrawn
     max_frame_bytes: int = Field(default=4 << 20, ge=64 << 10, le=4 << 20)
     max_model_bytes: int = Field(default=64 * _GIB, ge=1, le=1 << 48)

@@ -12,6 +12,10 @@ so to the server, and is told to drop it.
 
     outbox/RUN_TASK_ATTEMPT/update.payload     what a worker writes, and what is sent
     outbox/RUN_TASK_ATTEMPT/result             makes it held
+    outbox/spare                               the file of a released payload, to be written over by the next
+
+To remove a file of gigabytes and to make room for another takes longer than to write it, and on a disk that is told of
+every freed block (the mount option discard) all that is synced meanwhile waits.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
@@ -35,6 +40,7 @@ _log = logging.getLogger(__name__)
 MAX_PAYLOADS = 16
 _META = "result"  # no payload's file, since those end in ".payload"
 _META_DRAFT = "result.draft"
+_SPARE = "spare"
 
 
 class OutboxStep(StrEnum):
@@ -70,9 +76,11 @@ class Outbox:
             self._read_held()
         for key in list(self._results):
             self._drop_older(key)
+        with disk_errors(folder):
+            (folder / _SPARE).unlink(missing_ok=True)
 
     def draft(self, key: TaskKey | Key, payload: str) -> Path:
-        """Where to write the bytes of `payload` of a task; nothing is there yet.
+        """Where to write the bytes of `payload` of a task; a file that may be there is to be written over.
 
         Raises:
             LocalError: the task has its result already.
@@ -82,8 +90,8 @@ class Outbox:
         if self.result(checked) is not None:
             raise LocalError(f"task {checked} has its result in the outbox already")
         path = private_folder(self._folder_of(checked)) / _file_name(payload)
-        with disk_errors(path):
-            path.unlink(missing_ok=True)
+        with self._turn, disk_errors(path), suppress(FileNotFoundError):
+            (self._folder / _SPARE).replace(path)
         return path
 
     def ready(self, result: Result) -> None:
@@ -158,6 +166,7 @@ class Outbox:
                 (folder / _META).unlink(missing_ok=True)
             if found is not None:
                 self._on_step(OutboxStep.UNHELD)
+                self._keep_spare(folder)
             remove_tree(folder)
             self._on_step(OutboxStep.REMOVED)
             return found is not None
@@ -167,8 +176,18 @@ class Outbox:
         return self._release_where(lambda key, result: key.run == run and result.round <= round)
 
     def release_run(self, run: str) -> int:
-        """Drops all results of `run`; how many."""
-        return self._release_where(lambda key, result: key.run == run)
+        """Drops all results of `run`, which has ended; how many."""
+        with self._turn, disk_errors(self._folder):
+            released = self._release_where(lambda key, result: key.run == run)
+            (self._folder / _SPARE).unlink(missing_ok=True)
+            return released
+
+    def _keep_spare(self, folder: Path) -> None:
+        spare = self._folder / _SPARE
+        with disk_errors(folder):
+            payloads = sorted(folder.glob("*.payload"), key=lambda path: path.stat().st_size)
+            if payloads and not spare.exists():
+                payloads[-1].rename(spare)
 
     def _release_where(self, matches: Callable[[Key, Result], bool]) -> int:
         with self._turn:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import samples.trial_site
+from samples.dialogue import held
 from samples.scripted_server import Line, ScriptedServer
 from samples.stub_worker import update_of
 from samples.trial_site import MANIFEST, TrialSite, key_text, make_offer, make_task
@@ -104,8 +105,14 @@ async def finished(script: Script, server: ScriptedServer, site: TrialSite) -> N
     async with agent_process(site):
         line = await server.attached()
         await script.play(line)
-        await gone(site.home.outbox)
+        await released(site)
     assert script.update == update_of(key_text(script.task.key))
+
+
+async def released(site: TrialSite) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while any(site.home.outbox.glob("*/*")):
+            await asyncio.sleep(0.01)
 
 
 async def gone(folder: Path) -> None:
@@ -135,7 +142,7 @@ async def test_killed_after_the_result_is_durable_nothing_is_trained_again(
     script = await played_to(step, server, site)
     if step is Step.RELEASED:
         assert script.update == update_of(key_text(script.task.key))
-        assert not any(site.home.outbox.iterdir())
+        assert held(site) == []
     else:
         await finished(script, server, site)
     assert len(site.trainings()) == 1
@@ -245,6 +252,6 @@ async def test_what_the_server_never_heard_of_is_refused(server: ScriptedServer,
         await line.hear("result")
         refusal = NotAllowed("no such cohort", run=script.offer.run)
         line.say(verdict=pb.Verdict(key=script.task.key, refused=to_detail(refusal)))
-        await gone(site.home.outbox)
+        await released(site)
         line.say(run_ended=pb.RunEnded(run=script.offer.run, status="failed"))
         await gone(site.home.models)

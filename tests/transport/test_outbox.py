@@ -41,6 +41,10 @@ def files_below(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
+def files_of_results(folder: Path) -> list[str]:
+    return [name for name in files_below(folder) if name != "spare"]
+
+
 @pytest.fixture
 def outbox(tmp_path: Path) -> Outbox:
     return Outbox(tmp_path)
@@ -99,9 +103,17 @@ def test_drafts_are_dropped_when_the_outbox_opens(tmp_path: Path, outbox: Outbox
     assert not draft.exists()
 
 
-def test_a_second_draft_begins_anew(outbox: Outbox) -> None:
-    outbox.draft(result().key, "update").write_bytes(b"half of a worker that died")
-    assert not outbox.draft(result().key, "update").exists()
+def test_the_file_of_a_released_payload_is_written_over_by_the_next(outbox: Outbox, tmp_path: Path) -> None:
+    commit(outbox, result())
+    inode = outbox.payload_path(result().key, "update").stat().st_ino
+    commit(outbox, result("train-4"))
+    outbox.release(result().key)
+    outbox.release(result("train-4").key)
+    assert files_below(tmp_path) == ["spare"]
+    assert outbox.draft(result("train-5").key, "update").stat().st_ino == inode
+    commit(outbox, result("train-5"))
+    outbox.release_run(RUN)
+    assert files_below(tmp_path) == []
 
 
 def test_the_first_of_two_results_for_a_key_counts(outbox: Outbox) -> None:
@@ -132,7 +144,7 @@ def test_results_are_released_by_key_round_and_run(outbox: Outbox, tmp_path: Pat
     assert [done.key.task for done in outbox.results()] == ["train-1", "train-2"]
     assert outbox.release_run(OTHER_RUN) == 1
     assert outbox.results() == Outbox(tmp_path).results() == [result("train-2", round=2)]
-    assert len(files_below(tmp_path)) == 2
+    assert len(files_of_results(tmp_path)) == 2
 
 
 def test_release_drops_the_draft_of_a_cancelled_task(outbox: Outbox) -> None:
@@ -231,7 +243,7 @@ def test_killed_while_committing_holds_the_result_once_or_not_at_all(tmp_path: P
     if step in NOT_YET_HELD:
         commit(outbox, result(attempt=2))  # the site does again what it does not find
     assert Outbox(tmp_path).results() == [result("earlier"), result(attempt=2)]
-    assert len(files_below(tmp_path)) == 4
+    assert len(files_of_results(tmp_path)) == 4
 
 
 @pytest.mark.parametrize("step", HELD)
@@ -239,7 +251,7 @@ def test_killed_while_a_newer_attempt_replaces_an_older_leaves_the_newer(tmp_pat
     commit(Outbox(tmp_path), result(attempt=1))
     killed_at(step, "commit", tmp_path, result(attempt=2))
     assert Outbox(tmp_path).results() == [result(attempt=2)]
-    assert len(files_below(tmp_path)) == 2
+    assert len(files_of_results(tmp_path)) == 2
 
 
 @pytest.mark.parametrize("step", [OutboxStep.UNHELD, OutboxStep.REMOVED])
@@ -248,7 +260,7 @@ def test_killed_while_releasing_leaves_nothing_of_it(tmp_path: Path, step: Outbo
     commit(Outbox(tmp_path), result())
     killed_at(step, "release", tmp_path, result())
     assert Outbox(tmp_path).results() == [result("kept")]
-    assert len(files_below(tmp_path)) == 2
+    assert len(files_of_results(tmp_path)) == 2
 
 
 _FULL_DISK = """
