@@ -6,6 +6,7 @@ Invariant: block boundaries depend only on positions in a vector, so results can
 from __future__ import annotations
 
 import math
+import mmap
 import warnings
 from collections.abc import Iterator
 
@@ -19,6 +20,9 @@ from atoll.wire.tensors import Buffer
 # 32,768 elements): threads come from folding several updates at once.
 BLOCK_VALUES = 1 << 15
 
+# All pages at once, before the first update comes: one by one, between busy threads, they took seconds. Linux only.
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
+
 
 def byte_view(buffer: Buffer) -> Tensor:
     """A flat uint8 tensor over `buffer`, without a copy. Nothing may write to it where the buffer is read-only."""
@@ -29,6 +33,18 @@ def byte_view(buffer: Buffer) -> Tensor:
         # torch says once a process that it has no read-only tensors; the docstring above says what follows from it.
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
         return torch.frombuffer(data, dtype=torch.uint8)
+
+
+def whole_vector(num_values: int, dtype: torch.dtype) -> Tensor:
+    """Zeros of a model's length in memory of their own, which the system has back as soon as the vector is gone.
+
+    From malloc's heap, small buffers settle in the place of a vector that was freed, and the next one makes the heap
+    grow: after a few rounds it held three of them.
+    """
+    if num_values == 0:
+        return torch.zeros(0, dtype=dtype)
+    memory = mmap.mmap(-1, num_values * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _POPULATE)
+    return torch.frombuffer(memory, dtype=dtype)
 
 
 def blocks(num_values: int, size: int = BLOCK_VALUES) -> Iterator[tuple[int, int]]:

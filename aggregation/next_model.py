@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from atoll.aggregation.blocks import BLOCK_VALUES, blocks, byte_view, largest_magnitude
+from atoll.aggregation.blocks import BLOCK_VALUES, blocks, byte_view, largest_magnitude, whole_vector
 from atoll.aggregation.layout import MeanEntry
 from atoll.aggregation.optimizer_state import OptimizerState
 from atoll.aggregation.reducers import Reduction
@@ -101,7 +101,7 @@ def _move_parameters(
         before = {name.removeprefix(prefix): value_V[start:stop].clone() for name, value_V in known.items()}
         after = optimizer.step(parameters_P, difference_P, before, state.num_steps)
         for name, value_P in after.items():
-            whole_V = made.setdefault(prefix + name, torch.empty(num_values, dtype=value_P.dtype))
+            whole_V = made.setdefault(prefix + name, whole_vector(num_values, value_P.dtype))
             whole_V[start:stop].copy_(value_P)
         for piece in pieces:
             _store(parameters_P[piece.place : piece.place + piece.num_values], piece, new)

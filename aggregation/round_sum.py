@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.aggregation.blocks import BLOCK_VALUES, blocks, byte_view
+from atoll.aggregation.blocks import BLOCK_VALUES, blocks, byte_view, whole_vector
 from atoll.aggregation.check import Terms, check_update
 from atoll.aggregation.layout import RawEntry, Segment, UpdateLayout
 from atoll.aggregation.partial import Part, PartialLayout, SumTerms, check_partial
@@ -71,8 +71,8 @@ class RoundSum:
         self.bound = bound
         self._exponent = quantum_exponent(bound, num_sites)
         self._low_exponent = bits(num_sites) - SUM_BITS - 1  # of the second limb's unit, in quanta
-        self._high_V = torch.zeros(layout.num_values, dtype=torch.int64)
-        self._low_L = torch.zeros(layout.num_low_values, dtype=torch.int64)
+        self._high_V = whole_vector(layout.num_values, torch.int64)
+        self._low_L = whole_vector(layout.num_low_values, torch.int64)
         self._raws: dict[str, Tensor] = {}  # uint8, by tensor name
         self._parts: dict[str, Part] = {}  # by site or region
         self._partial = PartialLayout(layout)

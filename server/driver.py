@@ -227,7 +227,7 @@ class RunDriver:
     async def _act(self, action: RunAction) -> None:
         match action:
             case OpenRound(round=round_):
-                self.pipeline.open_round(round_)
+                await asyncio.to_thread(self.pipeline.open_round, round_)
                 self.summary.round_opened(round_.number, time.monotonic(), self._around.transferred(self.run))
                 await self._mark_running()
             case SendTask(task=task):

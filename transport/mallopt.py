@@ -10,7 +10,7 @@ import ctypes
 import os
 
 # Numbers of glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 
 _MMAP_THRESHOLDS_BYTES = (1 << 30, 32 << 20)  # before glibc 2.35 anything over 32 MiB is refused
 _TRIM_THRESHOLD_BYTES = 2**31 - 1  # give nothing back between two frames
@@ -30,4 +30,9 @@ def tune_malloc() -> bool:
         return False
     mallopt.argtypes, mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
     taken = any(mallopt(_M_MMAP_THRESHOLD, size) for size in _MMAP_THRESHOLDS_BYTES)
-    return bool(taken and mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES) and mallopt(_M_TOP_PAD, _TOP_PAD_BYTES))
+    settings = (
+        (_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES),
+        (_M_TOP_PAD, _TOP_PAD_BYTES),
+        (_M_ARENA_MAX, 1),  # each arena keeps what it was given, and frames pass through many threads
+    )
+    return taken and all(mallopt(name, value) for name, value in settings)

@@ -12,7 +12,7 @@ from samples.scripted_server import ScriptedServer
 from samples.stub_worker import UPDATE_BYTES, update_of
 from samples.trial_site import TrialSite, key_text, make_task
 
-from atoll.transport import outbox
+from atoll.transport.durable import sync_file
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import Stale, Unavailable, Unknown, to_detail
 from atoll.wire.model_file import open_model
@@ -34,13 +34,12 @@ async def test_the_end_of_an_update_leaves_once_the_update_is_durable(
     server: ScriptedServer, running: TrialSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     durable = threading.Event()
-    sync = outbox.sync_file
 
     def sync_slowly(path: Path) -> None:
         assert durable.wait(60)
-        sync(path)
+        sync_file(path)
 
-    monkeypatch.setattr(outbox, "sync_file", sync_slowly)
+    monkeypatch.setattr("atoll.transport.outbox.sync_file", sync_slowly)
     line = await server.attached()
     run = await join(line)
     task = make_task(run)

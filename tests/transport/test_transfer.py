@@ -154,9 +154,18 @@ class Loopback:
 
     @asynccontextmanager
     async def breaking_channel(
-        self, *, after_bytes_up: int = 1 << 60, after_bytes_down: int = 1 << 60
+        self,
+        *,
+        after_bytes_up: int = 1 << 60,
+        after_bytes_down: int = 1 << 60,
+        once: Callable[[], object] = lambda: True,
     ) -> AsyncIterator[Any]:
-        """A channel through a proxy that drops the connection when one direction has carried so many bytes."""
+        """A channel through a proxy that drops the connection when one direction has carried so many bytes.
+
+        Args:
+            once: holds them back until this is so too. An end that learns of the break first forgets what it has not
+                read yet.
+        """
         tasks: list[asyncio.Task[None]] = []
 
         async def carry(
@@ -168,6 +177,8 @@ class Loopback:
                 budget -= len(data)
                 if budget == 0:
                     break
+            while not once():
+                await asyncio.sleep(0.005)
             cut()
 
         async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -258,7 +269,8 @@ async def test_an_upload_cut_midway_counts_what_came_and_goes_on_from_there(
 ) -> None:
     async with loopback(tmp_path) as net:
         server, path = net.server, payload(net.server.data)
-        async with net.breaking_channel(after_bytes_up=WHOLE // 2) as channel:
+        breaking = net.breaking_channel(after_bytes_up=WHOLE // 2, once=lambda: server.slot.received_bytes)
+        async with breaking as channel:
             with pytest.raises(Unavailable):
                 await upload(channel, server.grant(up=True), path, frame_bytes=FRAME)
         grant = await server.resumed_upload()
@@ -415,7 +427,7 @@ async def test_a_download_resumes_at_any_offset(tmp_path: Path, held_bytes: int,
 async def test_a_download_cut_midway_goes_on_from_what_came(tmp_path: Path) -> None:
     async with loopback(tmp_path) as net:
         path, server = tmp_path / "version-7", net.server
-        async with net.breaking_channel(after_bytes_down=WHOLE // 2) as channel:
+        async with net.breaking_channel(after_bytes_down=WHOLE // 2, once=lambda: partial_bytes(path)) as channel:
             with pytest.raises(Unavailable):
                 await download(channel, server.grant(up=False), path)
         held = partial_bytes(path)
