@@ -212,7 +212,7 @@ class RunWork:
             await asyncio.to_thread(place.outbox.ready, result)
             place.board.sending(self.run, task.round)
             place.deliveries.offer(result)  # it may leave while it is on its way to the disk, but for its end
-            await self._with_room(f"task {key}", lambda: asyncio.to_thread(self._keep, key, result))
+            await self._with_room(f"task {key}", lambda: asyncio.to_thread(self._keep, key))
         except AtollError as error:
             await self._failed(key, task, error)
             return
@@ -228,8 +228,8 @@ class RunWork:
                 self._place.board.held_up(self.run, f"waits for disk space: {error}")
                 await asyncio.sleep(DISK_PATIENCE_S)
 
-    def _keep(self, key: Key, result: pb.Result) -> None:
-        self._place.outbox.commit(result)
+    def _keep(self, key: Key) -> None:
+        self._place.outbox.commit(key)
         self._place.on_step(Step.KEPT, str(key))
         self._place.task_log.finish(key)
         self._place.on_step(Step.FINISHED, str(key))

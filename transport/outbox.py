@@ -111,20 +111,18 @@ class Outbox:
             with self._lock:
                 self._results[key] = kept
 
-    def commit(self, result: Result) -> None:
-        """Holds `result` and the payloads drafted for it. Lower attempts of the same task are released.
+    def commit(self, key: TaskKey | Key) -> bool:
+        """Holds the result of a task that is ready. Lower attempts of the same task are released.
 
-        A key that has a result keeps the one that it has.
-
-        Raises:
-            Malformed, LocalError: as `ready`.
+        Whether it is held: the server may have judged it, and had it released, before the disk had it.
         """
-        key = Key.of(result.key)
+        checked = Key.of(key)
         with self._turn:
-            self.ready(result)
-            if not self.is_held(key):
-                self._hold(key)
-            self._drop_older(key)
+            found = self.result(checked)
+            if found is not None and not self.is_held(checked):
+                self._hold(checked, found)
+            self._drop_older(checked)
+            return found is not None
 
     def results(self) -> list[Result]:
         """Results that are ready or held and not known to be committed, by round, then key."""
@@ -203,10 +201,9 @@ class Outbox:
                 self.release(key)
         self._on_step(OutboxStep.OLDER_DROPPED)
 
-    def _hold(self, key: Key) -> None:
-        folder, result = self._folder_of(key), self._results[key]
+    def _hold(self, key: Key, result: Result) -> None:
+        folder = private_folder(self._folder_of(key))
         with disk_errors(folder):
-            private_folder(folder)
             for payload in result.payloads:
                 sync_file(folder / _file_name(payload.name))
             self._on_step(OutboxStep.PAYLOADS_SYNCED)

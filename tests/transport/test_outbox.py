@@ -34,7 +34,8 @@ def result(task: str = "train-3", *, run: str = RUN, attempt: int = 1, round: in
 def commit(outbox: Outbox, done: Result) -> None:
     for payload in done.payloads:
         outbox.draft(done.key, payload.name).write_bytes(DATA)
-    outbox.commit(done)
+    outbox.ready(done)
+    assert outbox.commit(done.key)
 
 
 def files_below(folder: Path) -> list[str]:
@@ -60,7 +61,8 @@ def test_a_committed_result_is_there_after_a_restart(tmp_path: Path, outbox: Out
 
 def test_a_result_without_payloads_is_held_too(tmp_path: Path, outbox: Outbox) -> None:
     evaluation = Result(key=TaskKey(run=RUN, task="evaluate-3", attempt=1), metrics={"accuracy": MetricSum(count=1)})
-    outbox.commit(evaluation)
+    outbox.ready(evaluation)
+    outbox.commit(evaluation.key)
     assert Outbox(tmp_path).results() == [evaluation]
 
 
@@ -71,11 +73,21 @@ def test_a_result_is_ready_before_it_is_held_and_gone_with_the_process_until_the
     outbox.ready(result())
     path = outbox.payload_path(result().key, "update")
     assert (outbox.results(), outbox.is_held(result().key), path.read_bytes()) == ([result()], False, DATA)
-    outbox.commit(result())
+    outbox.commit(result().key)
     assert (outbox.is_held(result().key), outbox.payload_path(result().key, "update")) == (True, path)
     outbox.draft(result("train-4").key, "update").write_bytes(DATA)
     outbox.ready(result("train-4"))
     assert Outbox(tmp_path).results() == [result()]
+
+
+def test_a_result_that_is_released_before_the_disk_has_it_stays_released(tmp_path: Path, outbox: Outbox) -> None:
+    outbox.draft(result().key, "update").write_bytes(DATA)
+    evaluation = Result(key=TaskKey(run=RUN, task="evaluate-3", attempt=1))
+    for done in (result(), evaluation):
+        outbox.ready(done)
+        assert outbox.release(done.key)
+        assert not outbox.commit(done.key)
+    assert outbox.results() == Outbox(tmp_path).results() == []
 
 
 def test_nobody_who_reads_waits_for_the_disk(tmp_path: Path) -> None:
@@ -122,7 +134,8 @@ def test_the_first_of_two_results_for_a_key_counts(outbox: Outbox) -> None:
     second.weight = 99
     with pytest.raises(LocalError, match="has its result"):
         outbox.draft(second.key, "update")
-    outbox.commit(second)
+    outbox.ready(second)
+    outbox.commit(second.key)
     assert outbox.results() == [result()]
     assert outbox.payload_path(second.key, "update").read_bytes() == DATA
 
@@ -157,13 +170,13 @@ def test_release_drops_the_draft_of_a_cancelled_task(outbox: Outbox) -> None:
 def test_a_payload_of_another_size_is_not_held(outbox: Outbox) -> None:
     outbox.draft(result().key, "update").write_bytes(DATA[:-1])
     with pytest.raises(LocalError, match="has 10239 bytes, its result says 10240"):
-        outbox.commit(result())
+        outbox.ready(result())
     assert outbox.results() == []
 
 
 def test_a_payload_that_was_not_written_is_named(outbox: Outbox) -> None:
     with pytest.raises(LocalError, match="was not written"):
-        outbox.commit(result())
+        outbox.ready(result())
 
 
 @pytest.mark.parametrize(
@@ -178,7 +191,7 @@ def test_a_payload_that_was_not_written_is_named(outbox: Outbox) -> None:
 )
 def test_names_that_would_leave_the_folder_and_long_lists_are_refused(outbox: Outbox, bad: Result) -> None:
     with pytest.raises(Malformed):
-        outbox.commit(bad)
+        outbox.ready(bad)
     assert outbox.results() == []
 
 
@@ -216,7 +229,8 @@ armed = True
 if work == "commit":
     for payload in done.payloads:
         outbox.draft(done.key, payload.name).write_bytes(data)
-    outbox.commit(done)
+    outbox.ready(done)
+    outbox.commit(done.key)
 else:
     outbox.release(done.key)
 """
@@ -273,14 +287,15 @@ from atoll.wire.errors import DiskFull
 folder, done, data = Path(sys.argv[1]), Result.FromString(bytes.fromhex(sys.argv[2])), bytes.fromhex(sys.argv[3])
 outbox = Outbox(folder)
 outbox.draft(done.key, "update").write_bytes(data)
+outbox.ready(done)
 resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
 try:
-    outbox.commit(done)
+    outbox.commit(done.key)
 except DiskFull as error:
     print(error)
 assert not outbox.is_held(done.key)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-outbox.commit(done)
+outbox.commit(done.key)
 assert outbox.is_held(done.key)
 """
 
