@@ -6,7 +6,6 @@ that failed can be tried again from the old one.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from torch import Tensor
 from atoll.wire.errors import DiskFull, LocalError
 from atoll.wire.manifest import Manifest
 from atoll.wire.model_file import fsync_folder
+from atoll.wire.room import NO_ROOM
 
 _METADATA_KEY: Final = "atoll.optimizer"
 
@@ -69,7 +69,9 @@ class OptimizerState:
         except (OSError, SafetensorError) as error:
             draft.unlink(missing_ok=True)
             # safetensors gives the number of the operating system's error only in its text.
-            full = getattr(error, "errno", None) == errno.ENOSPC or f"os error {errno.ENOSPC}" in str(error)
+            full = getattr(error, "errno", None) in NO_ROOM or any(
+                f"os error {number})" in str(error) for number in NO_ROOM
+            )
             raise (DiskFull if full else LocalError)(f"{path}: optimizer state cannot be written: {error}") from None
 
     @classmethod

@@ -173,3 +173,8 @@ class Schedule(Protocol[S]):
     def min_sites(self) -> int:
         """Members without which no round can start."""
         ...
+
+    @property
+    def fewest_updates(self) -> int:
+        """Updates that every closed round combines at least; sites refuse a run in which they are too few."""
+        ...

@@ -375,12 +375,11 @@ class Agent:
 
     async def _tidy_up(self, committed: pb.Committed) -> None:
         """Drop what a commit has made useless, beside the next round: removing files of this size takes a while."""
-        run = committed.run
         try:
-            await self._deliveries.committed(run, committed.round)
-            await asyncio.to_thread(self._task_log.forget_upto, run, committed.round)
+            await self._deliveries.committed(committed.run, committed.round)
+            await asyncio.to_thread(self._task_log.forget_upto, committed.run, committed.round)
         except AtollError as error:
-            _log.error("run %s, after round %d: %s", run, committed.round, error)
+            _log.error("run %s, after round %d: %s", committed.run, committed.round, error)
 
     async def _run_ended(self, ended: pb.RunEnded) -> None:
         _log.info("run %s: %s %s", ended.run, ended.status, ended.reason.message)
@@ -388,15 +387,13 @@ class Agent:
         work = self._works.pop(ended.run, None)
         if work is not None:
             self._spawn_leave(work)
-            await asyncio.to_thread(self._task_log.leave, ended.run)  # now: the next Hello must not name it
         else:
             await self._deliveries.drop_run(ended.run)
-            await asyncio.to_thread(self._task_log.leave, ended.run)
+        await asyncio.to_thread(self._task_log.leave, ended.run)  # now: the next Hello must not name it
 
     def _leave_run(self, run: str, reason: RemoteError) -> None:
         """The site itself takes part no more, since its policy or its app has changed."""
-        work = self._works.pop(run, None)
-        if work is not None:
+        if (work := self._works.pop(run, None)) is not None:
             _log.warning("run %s: leaving it: %s", run, reason)
             self._mailbox.post(leave_run=pb.LeaveRun(run=run, reason=to_detail(reason)))
             self._spawn(self._witness.ended(run, "failed", reason.message))

@@ -7,7 +7,6 @@ The server never imports an app, so the model's schema and its first values come
 from __future__ import annotations
 
 import mmap
-import os
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +18,7 @@ from atoll.wire.errors import AtollError, ConfigError, LocalError
 from atoll.wire.job import Job
 from atoll.wire.manifest import Manifest
 from atoll.wire.model_file import crc32_of_buffer
+from atoll.wire.room import reserve
 
 if TYPE_CHECKING:
     from torch import nn
@@ -92,7 +92,7 @@ def _write(path: Path, manifest: Manifest, module: nn.Module) -> int:
     with path.open("wb+") as file:
         if manifest.num_bytes == 0:  # cannot be mapped, and there is nothing to write
             return 0
-        os.posix_fallocate(file.fileno(), 0, manifest.num_bytes)  # a full disk is an error here, not a crash below
+        reserve(file.fileno(), manifest.num_bytes)  # a full disk is an error here, not a crash below
         with mmap.mmap(file.fileno(), manifest.num_bytes) as mapped:
             write_state(manifest, module, mapped)
             with memoryview(mapped) as data:

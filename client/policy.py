@@ -36,7 +36,7 @@ class Request:
     app: str
     app_hash: str  # SHA-256, hex
     num_rounds: int
-    num_sites: int
+    num_sites: int  # that each of its rounds combines at least
     submitted_by: str
     zones: tuple[str, ...]  # trust zones in which the job would connect sites directly
 
@@ -96,19 +96,27 @@ class Policy(Strict):
     def _cohort(self, request: Request) -> _Reason | None:
         if request.num_sites >= self.min_cohort:
             return None
-        text = f"the run asks {request.num_sites} sites, min_cohort is {self.min_cohort}; submit it to more sites"
+        text = (
+            f"a round of the run may combine as few as {request.num_sites} sites, min_cohort is {self.min_cohort}; raise "
+            f"min (and quorum, where it is set) of the job's schedule to {self.min_cohort}"
+        )
         return _Reason("min_cohort", text, request.num_sites, self.min_cohort)
 
     def _rounds(self, request: Request) -> _Reason | None:
         if request.num_rounds <= self.max_rounds:
             return None
-        text = f"the run has {request.num_rounds} rounds, max_rounds is {self.max_rounds}"
+        text = (
+            f"the run has {request.num_rounds} rounds, max_rounds is {self.max_rounds}; submit it with fewer, or ask the "
+            "administrator to raise max_rounds"
+        )
         return _Reason("max_rounds", text, request.num_rounds, self.max_rounds)
 
     def _zones(self, request: Request) -> _Reason | None:
         for zone in request.zones:
             if zone not in self.zones:
-                text = f"the run would connect sites directly in zone {zone!r}, which is not in zones"
+                text = (
+                    f"the run would connect sites directly in zone {zone!r}; the administrator has to add it to zones"
+                )
                 return _Reason("zones", text, zone, ", ".join(self.zones))
         return None
 
@@ -195,7 +203,7 @@ allowed_apps = []
 # Researchers whose runs are taken, by name. ["*"] takes everybody whom the federation has enrolled.
 researchers = []
 
-# Fewest sites that a run must ask. Below three, one site can compute what another has sent.
+# Fewest sites that each round must combine. Below three, one site can compute what another has sent.
 min_cohort = 3
 
 # Most rounds that a run may have: each round tells a little more about the data.

@@ -7,7 +7,6 @@ before stays until the next round is done.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from atoll.wire.errors import DiskFull, LocalError
 from atoll.wire.model_file import fsync_folder
+from atoll.wire.room import NO_ROOM
 
 _SUFFIX = ".state.safetensors"
 
@@ -77,7 +77,7 @@ class SiteState:
             fsync_folder(self._folder)
         except OSError as error:
             draft.unlink(missing_ok=True)
-            kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else LocalError
+            kind = DiskFull if error.errno in NO_ROOM else LocalError
             raise kind(f"{self._path(round)}: cannot be written: {error.strerror}") from None
         self._drop_old(round)
 

@@ -5,7 +5,6 @@ The agent makes it durable, while its bytes are already on their way: see transp
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 from collections.abc import Iterator
@@ -13,11 +12,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from atoll.wire.errors import DiskFull, LocalError
+from atoll.wire.room import NO_ROOM, reserve
 
 
 @contextmanager
 def create_update(path: Path, num_bytes: int) -> Iterator[memoryview]:
-    """A writable view of a file's bytes, new or to be written over; they are in it when the block is left, or the file is gone.
+    """A writable view of a file's bytes, new or to be written over; on an error the file is removed.
 
     The room is reserved first: writing to a mapping of a full disk would end the process instead of raising.
 
@@ -30,7 +30,7 @@ def create_update(path: Path, num_bytes: int) -> Iterator[memoryview]:
             yield data
     except OSError as error:
         path.unlink(missing_ok=True)
-        kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else LocalError
+        kind = DiskFull if error.errno in NO_ROOM else LocalError
         raise kind(f"{path}: the update of {num_bytes} bytes cannot be written: {error.strerror or error}") from None
     except BaseException:
         path.unlink(missing_ok=True)
@@ -42,10 +42,7 @@ def _mapped(path: Path, num_bytes: int) -> Iterator[memoryview]:
     with path.open("r+b" if path.exists() else "w+b") as file:
         if os.fstat(file.fileno()).st_size > num_bytes:
             os.ftruncate(file.fileno(), num_bytes)
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, num_bytes)
-        else:
-            os.ftruncate(file.fileno(), num_bytes)
+        reserve(file.fileno(), num_bytes)
         mapping = mmap.mmap(file.fileno(), num_bytes)
         data = memoryview(mapping)
         yield data

@@ -280,7 +280,7 @@ class Coordinator:
             driver = self.runs.get(run)
             if driver is not None:
                 driver.summary.site_is(site, "offered")
-                self.sessions.send(site, run_offer=driver.offer(len(driver.only or places)))
+                self.sessions.send(site, run_offer=driver.offer())
                 self._on_step(Step.OFFERED, run)
         for driver in open_drivers:
             if not self._offers.is_pending(driver.run):

@@ -6,7 +6,6 @@ synchronous=FULL (an fsync a commit); PostgreSQL with synchronous_commit=on. Fai
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import threading
@@ -21,6 +20,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from atoll.server.tables import SCHEMA_VERSION, metadata, schema
 from atoll.wire.errors import ConfigError, DiskFull, LocalError
+from atoll.wire.room import NO_ROOM
 
 BUSY_TIMEOUT_MS = 10_000  # a backup that reads the file holds a write back for moments, not for longer
 _ADVISORY_LOCK = int.from_bytes(b"atoll")  # one server a PostgreSQL database
@@ -218,5 +218,5 @@ def _is_out_of_room(place: str) -> bool:
             os.close(descriptor)
             probe.unlink(missing_ok=True)
     except OSError as error:
-        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        return error.errno in NO_ROOM
     return False

@@ -124,9 +124,9 @@ class RunDriver:
         """Whether a site that joins now can still be of use."""
         return self._started.is_set() and self.state.phase in (Phase.WAITING, Phase.RUNNING)
 
-    def offer(self, num_sites: int) -> pb.RunOffer:
-        """What a site is asked; `num_sites` are asked in all."""
-        return offer_message(self._row, self.manifest, num_sites)
+    def offer(self) -> pb.RunOffer:
+        """What a site is asked."""
+        return offer_message(self._row, self.manifest, self.plan.schedule.fewest_updates)
 
     @property
     def only(self) -> frozenset[str]:

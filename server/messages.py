@@ -11,7 +11,7 @@ from atoll.wire.manifest import Manifest
 
 
 def offer_message(row: RunRow, manifest: Manifest, num_sites: int) -> pb.RunOffer:
-    """What a site is asked; `num_sites` are asked in all."""
+    """What a site is asked; each round combines `num_sites` at least."""
     return pb.RunOffer(
         run=row.run,
         job=row.job,

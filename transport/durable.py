@@ -5,7 +5,6 @@ Assumption: the file system keeps what it has acknowledged to fsync, and renames
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,11 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from atoll.wire.errors import DiskFull, LocalError
+from atoll.wire.room import NO_ROOM
 
 # Leaves out times, which nobody reads; where a file is written over it need not wait for the file system's journal.
 _sync_data = getattr(os, "fdatasync", os.fsync)
-# EFBIG: a limit on the size of one file (ulimit -f), which to the owner of the folder is the same trouble.
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 @contextmanager
@@ -31,7 +29,7 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _NO_ROOM:
+        if error.errno in NO_ROOM:
             raise DiskFull(f"{path}: no room on the disk ({error.strerror}); free some, then start again") from error
         raise LocalError(f"{path}: {error.strerror or error}; check the folder and who owns it") from error
 

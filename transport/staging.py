@@ -13,6 +13,7 @@ from pathlib import Path
 from atoll.transport.durable import disk_errors, private_folder
 from atoll.transport.intake import Intake
 from atoll.wire.errors import BadFrame, LocalError, Unavailable
+from atoll.wire.room import reserve
 
 
 class StagingSlot:
@@ -100,7 +101,7 @@ class StagingSlot:
     def _grow(self, num_bytes: int) -> None:
         with disk_errors(self._path):
             try:
-                os.posix_fallocate(self._descriptor, 0, num_bytes)
+                reserve(self._descriptor, num_bytes)
                 self._map = mmap.mmap(self._descriptor, num_bytes)
             except OSError:
                 os.ftruncate(self._descriptor, self._capacity_bytes)

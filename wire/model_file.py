@@ -7,7 +7,6 @@ the format lacks are stored under a stand-in (complex as pairs of reals, exotic 
 
 from __future__ import annotations
 
-import errno
 import json
 import mmap
 import os
@@ -24,6 +23,7 @@ from isal import isal_zlib
 
 from atoll.wire.errors import BadManifest, DiskFull, LocalError
 from atoll.wire.manifest import DTYPE_BYTES, Manifest, Role, TensorSpec
+from atoll.wire.room import NO_ROOM, reserve
 
 HEADER_BYTES = 64 << 20  # longest header read; the format itself allows 100 MB
 DATA_ALIGNMENT = 64  # of the data in the file, and so in a mapping of it: a cache line, and every item size
@@ -179,7 +179,7 @@ def _storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in NO_ROOM:
             raise DiskFull(f"{path}: no room on the disk; free some, then try again") from None
         raise LocalError(f"{path}: cannot be written: {error.strerror}") from None
 
@@ -187,10 +187,7 @@ def _storage_errors(path: Path) -> Iterator[None]:
 def _draft_file(draft: Path, header: bytes, num_bytes: int) -> mmap.mmap:
     """A mapping of a new file whose room is reserved and whose header is written."""
     with draft.open("x+b") as file:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, len(header) + num_bytes)
-        else:
-            file.truncate(len(header) + num_bytes)
+        reserve(file.fileno(), len(header) + num_bytes)
         file.write(header)
         file.flush()
         return mmap.mmap(file.fileno(), len(header) + num_bytes)

@@ -86,7 +86,11 @@ class Relayed:
 
     @property
     def min_sites(self) -> int:
-        return self.options.min
+        return self._rounds.min_sites
+
+    @property
+    def fewest_updates(self) -> int:
+        return self._rounds.fewest_updates
 
     def init(self, *, num_rounds: int, seed: int) -> RelayedState:
         return RelayedState(inner=self._rounds.init(num_rounds=num_rounds, seed=seed))

@@ -118,6 +118,10 @@ class Rounds:
     def min_sites(self) -> int:
         return self.options.min
 
+    @property
+    def fewest_updates(self) -> int:
+        return self.options.quorum or self.options.min
+
     def init(self, *, num_rounds: int, seed: int) -> RoundsState:
         return RoundsState(num_rounds=num_rounds, seed=seed)
 
@@ -173,7 +177,10 @@ class Rounds:
 
     def _too_few(self, state: RoundsState) -> Step:
         here = ", ".join(site for site, _ in state.members) or "nobody"
-        reason = f"round {state.round + 1} needs {self.options.min} sites, there are {len(state.members)}: {here}"
+        reason = (
+            f"round {state.round + 1} needs {self.options.min} sites, there are {len(state.members)}: {here}; start the "
+            "others again, or lower min in the job's schedule"
+        )
         return replace(state, phase=Phase.OVER), (GiveUp(reason=reason),)
 
     # --- one round --------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import subprocess
 import pytest
 from chaos.conftest import JOB, require_undisturbed
 from integration.federation import Federation
-from integration.test_faults import fill
 
 
 @pytest.mark.parametrize("folder", ["outbox", pytest.param("models", marks=pytest.mark.chaos)])
@@ -31,3 +30,13 @@ def test_a_full_disk_at_a_site_is_waited_out(federation: Federation, undisturbed
         federation.sites["site-3"].stop()
         subprocess.run(["umount", place], check=True)
         federation.start_site("site-3")
+
+
+def fill(path: Path) -> None:
+    """Write until the file system is full."""
+    with path.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"\0" * 4096)
+        except OSError:
+            return

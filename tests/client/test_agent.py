@@ -267,7 +267,7 @@ async def test_only_the_newest_attempt_counts(server: ScriptedServer, running: T
     line.say(task=make_task(run))
     failed = await line.hear("task_failed")
     assert (failed.key.attempt, failed.error.kind) == (1, "Stale")
-    assert [name.rsplit("_", 1)[-1] for name in held(running)] == ["2"]
+    await eventually(lambda: [name.rsplit("_", 1)[-1] for name in held(running)] == ["2"])
 
 
 @pytest.mark.parametrize(

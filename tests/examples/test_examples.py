@@ -141,6 +141,17 @@ def test_fashion_trains_on_the_bytes_of_images(tmp_path: Path) -> None:
     assert evaluate(app, model, app.data("test"), device=CPU)["accuracy"][1] == 8
 
 
+@pytest.mark.skipif(not Path("/usr/share/datasets/fashion-mnist").exists(), reason="needs dataset-fashion-mnist")
+def test_fashion_spreads_the_images_of_the_package(tmp_path: Path) -> None:
+    printed = prepare("fashion", tmp_path, "--sites", "10")
+    assert "[data.fashion]" in printed
+    sites = [np.load(tmp_path / f"site-{number}.npz") for number in range(1, 11)]
+    assert sum(len(site["y_train"]) for site in sites) == 60_000
+    assert sum(len(site["y_test"]) for site in sites) == 10_000
+    assert sites[0]["x_train"].shape[1:] == (28, 28)
+    assert np.load(tmp_path / "test.npz")["y_test"].shape == (10_000,)
+
+
 def test_fashion_says_how_to_install_its_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     module = import_module("atoll_examples.fashion.prepare")
     monkeypatch.setattr(module, "FOLDER", tmp_path / "absent")

@@ -13,11 +13,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import torch
 from integration.federation import free_ports
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
+from torch import Tensor
 
 from atoll.cli.exit_codes import ExitCode
-from atoll.wire.job import load_job
+from atoll.cluster.app import App, build_app, build_model
+from atoll.cluster.central import train_centrally
+from atoll.cluster.evaluate import evaluate
+from atoll.cluster.registry import AppEntry, hash_distribution, load_app
+from atoll.wire.job import Job, load_job
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text()
@@ -88,9 +94,29 @@ def test_four_terminals_word_for_word(clone: Path) -> None:
             _await(clone, lambda: all(log.exists() for log in joined))
             with _shell(clone, "researcher", _block("researcher"), keys="y\ny\ny\n") as researcher:
                 assert researcher.wait(PATIENCE_S) == 0, _logs(clone)
-    rounds = load_job(ROOT / "examples/atoll_examples/digits/job.toml").job.rounds
+    job = load_job(ROOT / "examples/atoll_examples/digits/job.toml")
+    rounds = job.job.rounds
     assert f"round {rounds} of {rounds}, 3 sites" in (clone / "researcher.log").read_text()
-    assert load_file(clone / "try" / "model.safetensors")
+    federated = _accuracy(job, clone, load_file(clone / "try" / "model.safetensors"))
+    central = train_centrally(_app(job, clone, "central"), job, rounds * (job.strategy.work.num_epochs or 1))
+    correct, count = central["accuracy"]
+    assert federated >= 0.95
+    assert correct / count - federated <= 0.015
+
+
+def _accuracy(job: Job, clone: Path, state: dict[str, Tensor]) -> float:
+    """Of the exported model, on the test images that no site has."""
+    app = _app(job, clone, "test")
+    model = build_model(app, job.job.seed)
+    model.load_state_dict(state, strict=True)
+    correct, count = evaluate(app, model, app.data("test"), device=torch.device("cpu"))["accuracy"]
+    return correct / count
+
+
+def _app(job: Job, clone: Path, data: str) -> App:
+    entry = AppEntry(name=job.job.app, distribution="atoll-examples", entry_point=job.job.app)
+    app = load_app(entry, hash_distribution("atoll-examples"))
+    return build_app(app, job.app, {"path": str(clone / "try" / "data" / f"{data}.npz")})
 
 
 def _await(clone: Path, what: Callable[[], bool]) -> None:

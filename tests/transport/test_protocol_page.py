@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,13 @@ from atoll.transport.transfer import DOWNLOAD_METHOD, GRANT_METADATA_KEY, UPLOAD
 from atoll.wire import admin_pb2, control_pb2, enrolment_pb2, errors_pb2, members_pb2, runs_pb2, transfer_pb2
 from atoll.wire.errors import METADATA_KEY
 
-PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "protocol.md").read_text()
 FILES: list[FileDescriptor] = [
     module.DESCRIPTOR
     for module in (admin_pb2, control_pb2, enrolment_pb2, errors_pb2, members_pb2, runs_pb2, transfer_pb2)
 ]
+_FIELD = re.compile(r"\s+(?:repeated )?[\w.]+(?:<\w+, \w+>)? (\w+) = \d+;\s*(?://\s*(.*))?$")
 ENVELOPES = {"SiteMessage", "ServerMessage"}  # only a way to write "one of these"
 MESSAGES = sorted({name for file in FILES for name in file.message_types_by_name} - ENVELOPES)
 METHODS = sorted(
@@ -34,3 +38,25 @@ def test_each_message_has_its_meaning(message: str) -> None:
 @pytest.mark.parametrize("method", [*METHODS, UPLOAD_METHOD, DOWNLOAD_METHOD, GRANT_METADATA_KEY, METADATA_KEY])
 def test_each_method_and_metadata_key_is_named(method: str) -> None:
     assert f"`{method}`" in PAGE
+
+
+def test_every_field_of_every_message_says_what_it_is() -> None:
+    bare = [
+        f"{path.name}: {message}.{field}"
+        for path in sorted((ROOT / "wire").glob("*.proto"))
+        for message, field, comment in _fields(path.read_text())
+        if not comment and message not in ENVELOPES
+    ]
+    assert bare == []
+
+
+def _fields(proto: str) -> Iterator[tuple[str, str, str]]:
+    """Message, field and comment of each field."""
+    message = ""
+    for line in proto.splitlines():
+        if opened := re.match(r"message (\w+)", line):
+            message = opened[1]
+        elif re.match(r"(enum|service) ", line):
+            message = ""
+        elif message and (found := _FIELD.match(line)):
+            yield message, found[1], found[2] or ""

@@ -59,6 +59,7 @@ def committed(round: int) -> Event:
     return Committed(round=round, version=round)
 
 
+ADVICE = "; start the others again, or lower min in the job's schedule"
 READY = Ready()
 
 
@@ -109,9 +110,9 @@ TABLE: dict[str, tuple[dict[str, Any], list[Event], tuple[Action, ...]]] = {
     "too few at ready": (
         {"min": 4},
         ABC,
-        (GiveUp(reason="round 1 needs 4 sites, there are 3: a, b, c"),),
+        (GiveUp(reason=f"round 1 needs 4 sites, there are 3: a, b, c{ADVICE}"),),
     ),
-    "nobody at ready": ({}, [READY], (GiveUp(reason="round 1 needs 2 sites, there are 0: nobody"),)),
+    "nobody at ready": ({}, [READY], (GiveUp(reason=f"round 1 needs 2 sites, there are 0: nobody{ADVICE}"),)),
     "ready twice": ({}, [*ABC, READY], ()),
     "some are in": ({}, [*ABC, *accepted("b", "a")], ()),
     "all in": ({}, [*ABC, *IN_ABC], (deadline(after_s=0), close("a", "b", "c"))),
@@ -267,7 +268,7 @@ TABLE: dict[str, tuple[dict[str, Any], list[Event], tuple[Action, ...]]] = {
     "nobody comes": (
         {},
         [*ABC, *IN_ABC, left("c"), left("b"), committed(1), TimerFired(name="members/2")],
-        (GiveUp(reason="round 2 needs 2 sites, there are 1: a"),),
+        (GiveUp(reason=f"round 2 needs 2 sites, there are 1: a{ADVICE}"),),
     ),
     "a commit that nobody asked for": ({}, [*ABC, committed(1)], ()),
     "a failure while closing of one who was not in": (
@@ -424,3 +425,9 @@ def test_whatever_happens_the_schedule_keeps_its_word(events: list[Event], optio
 def test_the_minimum_is_told_to_those_who_wait() -> None:
     assert rounds().min_sites == 2
     assert rounds(min=7).min_sites == 7
+
+
+def test_a_round_combines_its_minimum_or_its_quorum() -> None:
+    assert rounds(min=7).fewest_updates == 7
+    assert rounds(min=7, quorum=4).fewest_updates == 4
+    assert rounds(min=7, fraction=1.0).fewest_updates == 7
