@@ -40,7 +40,7 @@ Metadata = Sequence[tuple[str, str | bytes]]
 # --- the side that has the grant -----------------------------------------------------------------------------------
 
 
-async def at_once() -> None:
+async def _at_once() -> None:
     """Nothing to wait for."""
 
 
@@ -51,7 +51,7 @@ async def upload(
     metadata: Metadata = (),
     *,
     frame_bytes: int = FRAME_BYTES,
-    before_last: Callable[[], Awaitable[None]] = at_once,
+    before_last: Callable[[], Awaitable[None]] = _at_once,
 ) -> TransferStatus:
     """Sends the file at `path` from the grant's offset on; what the server holds afterwards.
 
@@ -165,7 +165,10 @@ def _open_part(part: Path, header: bytes, grant: Grant) -> Intake:
         try:
             held = os.fstat(descriptor).st_size - len(header)
             if not 0 < held <= grant.num_bytes or os.pread(descriptor, len(header), 0) != header:
-                os.ftruncate(descriptor, 0)
+                # A new file: the old one may be linked from elsewhere, as a region's is from its server's versions.
+                os.close(descriptor)
+                part.unlink()
+                descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 _write_all(descriptor, memoryview(header), 0)
                 held = 0
             for offset in range(0, held, FRAME_BYTES):

@@ -28,6 +28,7 @@ from atoll.transport.transfer import (
     Withdrawal,
     download,
     frames,
+    part_of,
     partial_bytes,
     receive,
     transfer_handlers,
@@ -438,6 +439,17 @@ async def test_a_download_cut_midway_goes_on_from_what_came(tmp_path: Path) -> N
             await download(channel, server.grant(up=False, offset=held), path)
         assert path.read_bytes() == server.data
         assert server.num_bytes_out == WHOLE - held
+
+
+async def test_a_part_of_something_else_is_left_to_whoever_else_has_it(tmp_path: Path) -> None:
+    """A region's server links the base versions that its agent has fetched."""
+    async with loopback(tmp_path) as net, net.channel() as channel:
+        path, linked = tmp_path / "version-7", tmp_path / "linked"
+        linked.write_bytes(b"another header and its data")
+        part_of(path).hardlink_to(linked)
+        await download(channel, net.server.grant(up=False), path, header=b"header")
+        assert path.read_bytes() == b"header" + net.server.data
+        assert linked.read_bytes() == b"another header and its data"
 
 
 async def test_a_damaged_frame_is_refused_and_the_next_try_goes_on_before_it(tmp_path: Path) -> None:
