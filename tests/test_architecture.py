@@ -6,6 +6,7 @@ import ast
 import importlib
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 import tomllib
@@ -143,3 +144,11 @@ def test_nothing_of_this_machine_is_in_the_files() -> None:
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     for path in (ROOT / name for name in tracked if name.endswith((".py", ".md", ".toml", ".proto"))):
         assert str(ROOT) not in path.read_text(), path
+
+
+def test_every_dependency_is_pinned_for_development() -> None:
+    project = PROJECT["project"]
+    wanted = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    names = {re.split(r"[^A-Za-z0-9_.-]", one, maxsplit=1)[0].lower() for one in wanted} - {"atoll"}
+    pins = re.findall(r"(?m)^([A-Za-z0-9_.-]+)==", (ROOT / "constraints.txt").read_text())
+    assert names - {pin.lower() for pin in pins} == set()
