@@ -1,10 +1,10 @@
 """Base versions of a site's runs: on this disk, or fetched once when a task needs them.
 
 Invariant: a file under its final name is a whole model file, fetched by this process. What an earlier process has
-fetched counts as on its way: it is not synced to the disk, so it is compared with the server's before it is used, which
-moves no bytes. The data lands where it will stay, behind a header that
-this site makes from the run's own manifest, so nothing is copied and nothing of the file's form comes from the server.
-A transfer that breaks goes on where it stopped, after a restart of the agent too.
+fetched counts as on its way: it was not synced, so it is compared with the server's before it is used, which moves no
+bytes. The data lands where it will stay, behind a header that this site makes from the run's own manifest, so nothing
+is copied and nothing of the file's form comes from the server. A transfer that breaks goes on where it stopped, after
+a restart of the agent too.
 
 ::
 

@@ -128,6 +128,7 @@ class Deliveries:
         for key, upload_ in self._uploads.values():
             if key.run == run:
                 upload_.cancel()
+        self._durable = {key: durable for key, durable in self._durable.items() if key.run != run}
         await asyncio.to_thread(self._outbox.release_run, run)
 
     def close(self) -> None:

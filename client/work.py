@@ -5,7 +5,8 @@
     admit -> start the worker -> prepare -> (task: fetch base -> train or evaluate -> outbox -> close the task)*
 
 Invariant: a task is closed only after its result is durable in the outbox, or after the server was told why there is
-none; and the last of a result's bytes leave only then. So an agent that is killed at any moment either does a task again or has its result, never neither.
+none, and the last of a result's bytes leave only then. So an agent that is killed at any moment either does a task
+again or has its result, never neither.
 """
 
 from __future__ import annotations

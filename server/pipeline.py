@@ -136,7 +136,9 @@ class Pipeline:
         known.folded.add(site)
 
     def write_partial(self, round_: Round, path: Path) -> tuple[int, int]:
-        """Writes the sum of a closing round as a region sends it up; length and crc32 of the file, which the agent makes durable.
+        """Writes the sum of a closing round as a region sends it up; length and crc32 of the file.
+
+        The agent makes it durable.
 
         Raises:
             DiskFull: no room for it; may be tried again.
