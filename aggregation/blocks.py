@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +23,9 @@ from atoll.wire.tensors import Buffer
 # beside input and accumulator. It is also the largest block that torch does not split over threads (its grain is
 # 32,768 elements): threads come from folding several updates at once.
 BLOCK_VALUES = 1 << 15
+MAX_THREADS = 4  # one pass over a model is bound by memory well before more of them are busy
+
+Item = TypeVar("Item")
 
 # All pages at once, before the first update comes: one by one, between busy threads, they took seconds. Linux only.
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
@@ -51,6 +58,31 @@ def blocks(num_values: int, size: int = BLOCK_VALUES) -> Iterator[tuple[int, int
     """Start and stop of consecutive blocks of `size` values; the last one may be shorter."""
     for start in range(0, num_values, size):
         yield start, min(start + size, num_values)
+
+
+def for_each(items: Iterable[Item], work: Callable[[Item], None]) -> None:
+    """Calls `work` on each item, from as many threads as there are cores (at most MAX_THREADS); raises its first error.
+
+    For blocks that do not touch each other: torch and numpy release the interpreter lock in each of them.
+    """
+    remaining, lock, failed = iter(items), threading.Lock(), threading.Event()
+
+    def go_on() -> None:
+        while not failed.is_set():
+            with lock:
+                item = next(remaining, None)
+            if item is None:
+                return
+            try:
+                work(item)
+            except BaseException:
+                failed.set()
+                raise
+
+    num_threads = min(MAX_THREADS, os.cpu_count() or 1)
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="blocks") as pool:
+        for done in [pool.submit(go_on) for _ in range(num_threads)]:
+            done.result()
 
 
 def reals(tensor: Tensor) -> Tensor:

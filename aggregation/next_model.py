@@ -10,13 +10,14 @@ Invariant: neither base nor state is changed, so making a version can be tried a
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from atoll.aggregation.blocks import BLOCK_VALUES, blocks, byte_view, largest_magnitude, whole_vector
+from atoll.aggregation.blocks import BLOCK_VALUES, blocks, byte_view, for_each, largest_magnitude, whole_vector
 from atoll.aggregation.layout import MeanEntry
 from atoll.aggregation.optimizer_state import OptimizerState
 from atoll.aggregation.reducers import Reduction
@@ -65,14 +66,18 @@ def next_model(
 
 
 def _move_buffers(reduction: Reduction, entries: list[MeanEntry], old: Tensor, new: Tensor) -> None:
-    scratch_P, mean_P = (torch.empty(BLOCK_VALUES, dtype=torch.float64) for _ in range(2))
-    for entry in entries:
-        for start, stop in blocks(entry.num_values):
-            piece = _Piece(entry=entry, start=start, stop=stop, place=0)
-            values_P = scratch_P[: stop - start]
-            values_P.copy_(piece.of(old))
-            reduction.difference(entry.index + start, mean_P[: stop - start])
-            _store(values_P.add_(mean_P[: stop - start]), piece, new)
+    def move(piece: _Piece) -> None:
+        values_P, mean_P = (torch.empty(piece.num_values, dtype=torch.float64) for _ in range(2))
+        values_P.copy_(piece.of(old))
+        reduction.difference(piece.entry.index + piece.start, mean_P)
+        _store(values_P.add_(mean_P), piece, new)
+
+    pieces = (
+        _Piece(entry=entry, start=start, stop=stop, place=0)
+        for entry in entries
+        for start, stop in blocks(entry.num_values)
+    )
+    for_each(pieces, move)
 
 
 def _move_parameters(
@@ -89,22 +94,30 @@ def _move_parameters(
     prefix = f"{precision}."
     known = {name: value_V for name, value_V in state.tensors.items() if name.startswith(prefix)}
     made: dict[str, Tensor] = {}
-    mean_P = torch.empty(BLOCK_VALUES, dtype=torch.float64)
-    for start, pieces in _gathered(entries):
+    making = threading.Lock()
+
+    def whole(name: str, dtype: torch.dtype) -> Tensor:
+        with making:
+            if name not in made:
+                made[name] = whole_vector(num_values, dtype)
+            return made[name]
+
+    def move(block: tuple[int, list[_Piece]]) -> None:
+        start, pieces = block
         stop = start + sum(piece.num_values for piece in pieces)
         parameters_P = torch.empty(stop - start, dtype=DTYPES[precision])
-        difference_P = torch.empty_like(parameters_P)
+        mean_P = torch.empty(stop - start, dtype=torch.float64)
         for piece in pieces:
             parameters_P[piece.place : piece.place + piece.num_values].copy_(piece.of(old))
-            reduction.difference(piece.entry.index + piece.start, mean_P[: piece.num_values])
-            difference_P[piece.place : piece.place + piece.num_values].copy_(mean_P[: piece.num_values])
+            reduction.difference(piece.entry.index + piece.start, mean_P[piece.place : piece.place + piece.num_values])
         before = {name.removeprefix(prefix): value_V[start:stop].clone() for name, value_V in known.items()}
-        after = optimizer.step(parameters_P, difference_P, before, state.num_steps)
+        after = optimizer.step(parameters_P, mean_P.to(parameters_P.dtype), before, state.num_steps)
         for name, value_P in after.items():
-            whole_V = made.setdefault(prefix + name, whole_vector(num_values, value_P.dtype))
-            whole_V[start:stop].copy_(value_P)
+            whole(prefix + name, value_P.dtype)[start:stop].copy_(value_P)
         for piece in pieces:
             _store(parameters_P[piece.place : piece.place + piece.num_values], piece, new)
+
+    for_each(_gathered(entries), move)
     return made
 
 

@@ -109,6 +109,13 @@ class Sgd(_TorchOptimizer):
     def __init__(self, options: Options) -> None:
         super().__init__("sgd", lambda p: torch.optim.SGD([p], **options.model_dump(), foreach=False))
         self._stateless = options.momentum == 0
+        self._lr = options.lr
+
+    def step(self, parameters_P: Tensor, difference_P: Tensor, state: Blocks, num_steps: int) -> Blocks:
+        if not self._stateless:
+            return super().step(parameters_P, difference_P, state, num_steps)
+        parameters_P.add_(difference_P, alpha=self._lr)  # what torch computes, without an optimizer made for each block
+        return {}
 
     def precision(self, *, wide: bool) -> torch.dtype:
         # Without state there is nothing to save by float32, and base + mean is then rounded once.
