@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from atoll.aggregation.codecs.encoding import Codec
-from atoll.aggregation.reducers import Reducer
+from atoll.aggregation.reducers.reduction import Reducer
+from atoll.aggregation.schedule import Schedule
 from atoll.wire.errors import ConfigError
 
 
@@ -20,6 +21,7 @@ from atoll.wire.errors import ConfigError
 class Combined:
     """What a refusal may depend on."""
 
+    schedule: Schedule[Any]
     codec: Codec
     reducer: Reducer
     buffers: str
@@ -37,6 +39,12 @@ class Refusal:
 
 
 REFUSALS: Final[tuple[Refusal, ...]] = (
+    Refusal(
+        keys=("strategy.schedule", "strategy.reducer"),
+        applies=lambda combined: combined.schedule.fewest_updates < combined.reducer.fewest_updates,
+        reason="with so few updates this reducer promises nothing; raise min and quorum in the schedule, or let the "
+        "reducer bear fewer faulty sites",
+    ),
     Refusal(
         keys=("strategy.codec", "strategy.reducer"),
         applies=lambda combined: combined.reducer.needs == "sum" and not combined.codec.additive,

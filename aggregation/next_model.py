@@ -20,7 +20,7 @@ from torch import Tensor
 from atoll.aggregation.blocks import BLOCK_VALUES, blocks, byte_view, for_each, largest_magnitude, whole_vector
 from atoll.aggregation.layout import MeanEntry
 from atoll.aggregation.optimizer_state import OptimizerState
-from atoll.aggregation.reducers import Reduction
+from atoll.aggregation.reducers.reduction import Reduction
 from atoll.aggregation.server_optimizers import ServerOptimizer, is_wide, precision_name
 from atoll.wire.errors import BadUpdate
 from atoll.wire.manifest import Manifest

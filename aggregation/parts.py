@@ -15,7 +15,11 @@ from pydantic import BaseModel, ValidationError
 from atoll.aggregation import plugins
 from atoll.aggregation.codecs.casts import BFloat16, Float32, Native
 from atoll.aggregation.codecs.int8 import Int8
-from atoll.aggregation.reducers import Mean
+from atoll.aggregation.reducers.bucketing import Bucketing
+from atoll.aggregation.reducers.central import CenteredClipping, FLTrust, GeometricMedian, QFedAvg
+from atoll.aggregation.reducers.coordinates import Median, TrimmedMean
+from atoll.aggregation.reducers.krum import Bulyan, Krum, MultiKrum
+from atoll.aggregation.reducers.mean import Mean, NormBound
 from atoll.aggregation.rules import FedProx, NoRule
 from atoll.aggregation.schedules.rounds import Rounds
 from atoll.aggregation.server_optimizers import Adagrad, Adam, AdamW, Sgd
@@ -25,7 +29,20 @@ BUILT_IN: Final[Mapping[str, Mapping[str, type]]] = {
     "schedule": {"rounds": Rounds},
     "rule": {"none": NoRule, "fedprox": FedProx},
     "codec": {"native": Native, "float32": Float32, "bfloat16": BFloat16, "int8": Int8},
-    "reducer": {"mean": Mean},
+    "reducer": {
+        "mean": Mean,
+        "norm_bound": NormBound,
+        "median": Median,
+        "trimmed_mean": TrimmedMean,
+        "krum": Krum,
+        "multi_krum": MultiKrum,
+        "bulyan": Bulyan,
+        "geometric_median": GeometricMedian,
+        "centered_clipping": CenteredClipping,
+        "bucketing": Bucketing,
+        "fltrust": FLTrust,
+        "qfedavg": QFedAvg,
+    },
     "optimizer": {"sgd": Sgd, "adam": Adam, "adamw": AdamW, "adagrad": Adagrad},
 }
 

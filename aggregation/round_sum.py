@@ -32,6 +32,7 @@ from atoll.aggregation.blocks import BLOCK_VALUES, blocks, byte_view, whole_vect
 from atoll.aggregation.check import Terms, check_update
 from atoll.aggregation.layout import RawEntry, Segment, UpdateLayout
 from atoll.aggregation.partial import Part, PartialLayout, SumTerms, check_partial
+from atoll.aggregation.reducers.reduction import NO_METRICS, Metrics
 from atoll.aggregation.quantum import SUM_BITS, bits, quantum_exponent
 from atoll.wire.errors import BadUpdate
 from atoll.wire.manifest import TensorSpec
@@ -99,8 +100,14 @@ class RoundSum:
 
     # --- fold -------------------------------------------------------------------------------------------------------
 
-    def fold(self, site: str, payload: Buffer, weight: int) -> None:
+    def fold(
+        self, site: str, payload: Buffer, weight: int, metrics: Metrics = NO_METRICS, *, scale: float = 1.0
+    ) -> None:
         """Adds an update that passed `check`.
+
+        Args:
+            metrics: not used by sums.
+            scale: of the update's values, from 0 to 1; the weight stays.
 
         Raises:
             ValueError: the site is in the sum already, the sum is full, or the weight was never checked.
@@ -112,7 +119,7 @@ class RoundSum:
             if not 1 <= weight <= self.max_weight or data.numel() != self.layout.num_bytes:
                 raise ValueError(f"an update of weight {weight} and {data.numel()} bytes was folded unchecked")
             # w / w_max is rounded once, in float64; the power of two changes only the exponent.
-            factor = math.ldexp(weight / self.max_weight, -self._exponent)
+            factor = math.ldexp(weight / self.max_weight * scale, -self._exponent)
             for segment in self.layout.segments:
                 self._fold_segment(segment, data[segment.offset : segment.offset + segment.num_bytes], factor)
             for entry in self.layout.raws:
@@ -149,7 +156,7 @@ class RoundSum:
         if known is None:
             self._raws[name] = region.clone()
         elif entry.choice == "max":
-            _maximum(entry.spec, known, region)
+            maximum(entry.spec, known, region)
         elif _first(parts) < _first(self._parts):
             known.copy_(region)
 
@@ -283,7 +290,7 @@ def _round(values_P: Tensor) -> Tensor:
     return values_P
 
 
-def _maximum(spec: TensorSpec, known: Tensor, region: Tensor) -> None:
+def maximum(spec: TensorSpec, known: Tensor, region: Tensor) -> None:
     """Elementwise, in place; by numpy, since torch compares no unsigned integers wider than a byte."""
     kept, new = known.numpy().view(spec.dtype), region.numpy().view(spec.dtype)
     np.maximum(kept, new, out=kept)

@@ -14,7 +14,7 @@ from atoll.aggregation import combinations, compositions, parts, plugins
 from atoll.aggregation.codecs.encoding import Codec
 from atoll.aggregation.compositions import Composition
 from atoll.aggregation.layout import Buffers
-from atoll.aggregation.reducers import Reducer
+from atoll.aggregation.reducers.reduction import Reducer
 from atoll.aggregation.round_sum import LARGEST_BOUND, SMALLEST_BOUND
 from atoll.aggregation.rules import LocalRule
 from atoll.aggregation.schedule import (
@@ -97,12 +97,13 @@ def resolve(job: Job) -> Strategy:
         )
     combinations.require_allowed(
         combinations.Combined(
+            schedule=made["schedule"],
             codec=made["codec"],
             reducer=made["reducer"],
             buffers=section.buffers,
             server_evaluation=job.evaluation.server,
         ),
-        _values(section, wanted, job),
+        _values(section, wanted, made, job),
     )
     return Strategy(name=section.kind, work=section.work, buffers=section.buffers, bound=section.sum.bound, **made)
 
@@ -117,7 +118,12 @@ def require_regions_allowed(job: Job, regions: Sequence[str]) -> None:
         return
     strategy = resolve(job)
     combined = combinations.Combined(
-        codec=strategy.codec, reducer=strategy.reducer, buffers=strategy.buffers, server_evaluation=False, regions=True
+        schedule=strategy.schedule,
+        codec=strategy.codec,
+        reducer=strategy.reducer,
+        buffers=strategy.buffers,
+        server_evaluation=False,
+        regions=True,
     )
     values = {"strategy.reducer": strategy.reducer.name, "regions": ", ".join(regions)}
     combinations.require_allowed(combined, values)
@@ -153,6 +159,10 @@ def _made(part: str, wanted: Mapping[str, Any]) -> Any:
     return parts.build(part, wanted["kind"], {name: value for name, value in wanted.items() if name != "kind"})
 
 
-def _values(section: StrategySection, wanted: Mapping[str, Mapping[str, Any]], job: Job) -> dict[str, Any]:
+def _values(
+    section: StrategySection, wanted: Mapping[str, Mapping[str, Any]], made: Mapping[str, Any], job: Job
+) -> dict[str, Any]:
     kinds = {f"strategy.{part}": options["kind"] for part, options in wanted.items()}
+    kinds["strategy.schedule"] += f" of at least {made['schedule'].fewest_updates} updates"
+    kinds["strategy.reducer"] += f" of at least {made['reducer'].fewest_updates} updates"
     return {**kinds, "strategy.buffers": section.buffers, "evaluation.server": job.evaluation.server}

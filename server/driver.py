@@ -205,7 +205,7 @@ class RunDriver:
         if item.event is not None:
             state, actions = advance(self.plan, self.state, item.event)
             if state is not self.state:
-                await self._durably(self._store.append, self.run, [encode_event(item.event)])
+                await self.durably(self._store.append, self.run, [encode_event(item.event)])
                 self._on_step(Step.JOURNALLED, self.run)
                 self.state = state
         if item.then is not None:
@@ -222,7 +222,7 @@ class RunDriver:
             self._on_step(Step.EVALUATED, self.run)
         if number is not None and self.summary.evaluation_settled(number, self.state):
             record = self.summary.record(number).SerializeToString()
-            await self._durably(self._store.update_round_record, self.run, number, record)
+            await self.durably(self._store.update_round_record, self.run, number, record)
 
     async def _act(self, action: RunAction) -> None:
         match action:
@@ -257,7 +257,7 @@ class RunDriver:
     async def _commit(self, round_: Round) -> None:
         """The one durable point of a round: journal entry, record and model version in one transaction."""
         self._on_step(Step.CLOSING, self.run)
-        new = await self._durably(self.pipeline.make_version, round_, self.state.version)
+        new = await self.durably(self.pipeline.make_version, round_, self.state.version)
         self._on_step(Step.MADE, self.run)
         event = Committed(round=round_.number, version=new.version)
         record = self.summary.record_of(round_, new.version, time.monotonic(), self._around.transferred(self.run))
@@ -268,7 +268,7 @@ class RunDriver:
             model_crc32=new.crc32,
             num_bytes=new.num_bytes,
         )
-        await self._durably(self._store.commit_round, self.run, [encode_event(event)], row)
+        await self.durably(self._store.commit_round, self.run, [encode_event(event)], row)
         self.summary.round_committed(record)
         self._on_step(Step.COMMITTED, self.run)
         self.state, actions = advance(self.plan, self.state, event)
@@ -347,13 +347,13 @@ class RunDriver:
         if self.summary.status != "running":
             self._arm("wait for sites", 0)
             self.summary.set_status("running")
-            await self._durably(self._store.set_status, self.run, "running", None)
+            await self.durably(self._store.set_status, self.run, "running", None)
 
     async def _end(self, action: EndRun) -> None:
         self._on_step(Step.ENDED, self.run)
         status = action.outcome.value
         reason = to_detail(action.error(self.run)) if action.reason else None
-        await self._durably(self._store.set_status, self.run, status, reason.SerializeToString() if reason else None)
+        await self.durably(self._store.set_status, self.run, status, reason.SerializeToString() if reason else None)
         for number in list(self.summary.open_rounds):
             self.pipeline.drop(number)
         ended = pb.RunEnded(run=self.run, status=status)
@@ -369,7 +369,7 @@ class RunDriver:
     async def _break(self, reason: str) -> None:
         self.state, actions = advance(self.plan, self.state, Broken(reason=reason))
         try:
-            await self._durably(self._store.append, self.run, [encode_event(Broken(reason=reason))])
+            await self.durably(self._store.append, self.run, [encode_event(Broken(reason=reason))])
         finally:
             self._started.set()
             for action in actions:
@@ -381,7 +381,7 @@ class RunDriver:
         for task in self._background:
             task.cancel()
 
-    async def _durably(self, write: Callable[..., T], *arguments: object) -> T:
+    async def durably(self, write: Callable[..., T], *arguments: object) -> T:
         """The result of a write that may find the disk full: told to people, and tried again until there is room."""
         while True:
             try:

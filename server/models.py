@@ -34,6 +34,11 @@ class RunModels:
         """State of the server optimizer that belongs to `version`."""
         return self._folder / f"{version}.optimizer.safetensors"
 
+    @property
+    def spool(self) -> Path:
+        """Where a reducer keeps updates until the version is made."""
+        return self._folder / "spool"
+
     def has(self, version: int) -> bool:
         return self.path(version).exists()
 

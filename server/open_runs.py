@@ -206,7 +206,9 @@ class OpenRuns:
             row=row,
             job=job,
             plan=plan_of(job) if delegated is None else delegated_plan(job, delegated),
-            pipeline=Pipeline(run=row.run, strategy=resolve(job), manifest=manifest, models=models),
+            pipeline=Pipeline(
+                run=row.run, strategy=resolve(job), seed=job.job.seed, manifest=manifest, models=models
+            ),
             models=models,
             manifest=manifest,
             store=self._store,

@@ -12,6 +12,7 @@ Everything here blocks and runs in threads; torch releases the interpreter lock 
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from atoll.aggregation.layout import UpdateLayout, update_layout
 from atoll.aggregation.next_model import next_model
 from atoll.aggregation.optimizer_state import OptimizerState
 from atoll.aggregation.partial import PartialLayout
-from atoll.aggregation.reducers import Mergeable, Reduction
+from atoll.aggregation.reducers.reduction import Mergeable, Reduction, RoundTerms
 from atoll.aggregation.strategy import Strategy
 from atoll.cluster.update_file import create_update
 from atoll.server.models import RunModels
@@ -58,8 +59,9 @@ class _Open:
 class Pipeline:
     """Folds the updates of one run's open rounds and makes its model versions."""
 
-    def __init__(self, *, run: str, strategy: Strategy, manifest: Manifest, models: RunModels) -> None:
+    def __init__(self, *, run: str, strategy: Strategy, seed: int, manifest: Manifest, models: RunModels) -> None:
         self._run = run
+        self._seed = seed
         self._strategy = strategy
         self._manifest = manifest
         self._models = models
@@ -88,9 +90,14 @@ class Pipeline:
         same = known is not None and (known.num_sites, known.max_weight) == (num_sites, round_.max_weight)
         if known is not None and same and known.folded <= set(round_.updates):
             return
-        reduction = self._strategy.reducer.init(
-            self._layout, num_sites=num_sites, max_weight=round_.max_weight, bound=self._strategy.bound
+        terms = RoundTerms(
+            num_sites=num_sites,
+            max_weight=round_.max_weight,
+            bound=self._strategy.bound,
+            seed=_seed(self._seed, round_.number),
+            spool=self._models.spool,
         )
+        reduction = self._strategy.reducer.init(self._layout, terms)
         self._open[round_.number] = _Open(
             reduction=reduction, num_sites=num_sites, max_weight=round_.max_weight, folded=set()
         )
@@ -125,14 +132,18 @@ class Pipeline:
             ) from None
 
     def fold(self, round_: Round, site: str, weight: int, update: memoryview) -> None:
-        """Add a checked and journalled update to its round's sum; once, however often it comes."""
+        """Add a checked and journalled update to its round's sum; once, however often it comes.
+
+        Raises:
+            DiskFull: the reducer keeps all updates and there is no room for this one; may be tried again.
+        """
         known = self._open[round_.number]
         if site in known.folded:
             return
         if site in round_.regions:
             known.sum.merge_partial(site, update)
         else:
-            known.reduction.fold(site, update, weight)
+            known.reduction.fold(site, update, weight, round_.updates[site].metrics)
         known.folded.add(site)
 
     def write_partial(self, round_: Round, path: Path) -> tuple[int, int]:
@@ -184,3 +195,8 @@ class Pipeline:
         if version == 0:
             return self._strategy.optimizer.init(self._manifest)
         return OptimizerState.load(self._models.optimizer_path(version), self._strategy.optimizer, self._manifest)
+
+
+def _seed(seed: int, round: int) -> int:
+    """Of what a reducer draws by lot in a round: from the job's seed, another one each round."""
+    return int.from_bytes(hashlib.sha256(f"reducer {seed} {round}".encode()).digest()[:8], "little")

@@ -131,7 +131,7 @@ class Results:
                 known = round_.updates.get(site) if round_ is not None else None
                 if round_ is None or known is None or known.attempt != key.attempt:
                     raise _closed(driver, site, result)
-                await asyncio.to_thread(driver.pipeline.fold, round_, site, known.weight, update)
+                await driver.durably(driver.pipeline.fold, round_, site, known.weight, update)
                 self._on_step(Step.FOLDED, driver.run)
             except BaseException as error:
                 done.set_exception(error if isinstance(error, RemoteError) else RuntimeError("not folded"))

@@ -16,7 +16,7 @@ from atoll.aggregation.combinations import Combined, refusal
 from atoll.aggregation.layout import update_layout
 from atoll.aggregation.next_model import next_model
 from atoll.aggregation.parts import build
-from atoll.aggregation.reducers import Mean
+from atoll.aggregation.reducers.mean import Mean
 from atoll.aggregation.strategy import (
     Accepted,
     Close,

@@ -13,7 +13,7 @@ from contracts.updates import BOUND, CODECS, SMALL, encoded, layout_of, random_s
 
 from atoll.aggregation.layout import Buffers, UpdateLayout
 from atoll.aggregation.partial import PARTIAL_HEADER_BYTES
-from atoll.aggregation.reducers import Mergeable
+from atoll.aggregation.reducers.reduction import Mergeable
 from atoll.aggregation.round_sum import RoundSum
 from atoll.wire.errors import BadUpdate
 from atoll.wire.manifest import Entry

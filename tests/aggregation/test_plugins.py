@@ -15,7 +15,7 @@ MEDIAN = '''
 import torch
 from atoll.aggregation.codecs.casts import FLOAT32
 from atoll.aggregation.compositions import Composition
-from atoll.aggregation.reducers import Mean
+from atoll.aggregation.reducers.mean import Mean
 from atoll.wire.job import Strict
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from atoll.aggregation.parts import build
-from atoll.aggregation.reducers import Reducer
+from atoll.aggregation.reducers.reduction import Reducer
 
 ClosedForm = Callable[[Sequence[float], Sequence[int]], float]  # values of one coordinate and weights, by site
 

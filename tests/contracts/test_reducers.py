@@ -13,7 +13,7 @@ from contracts.updates import BOUND, CODECS, SMALL, decoded, encoded, layout_of,
 from torch import Tensor
 
 from atoll.aggregation.layout import UpdateLayout
-from atoll.aggregation.reducers import Reduction
+from atoll.aggregation.reducers.reduction import Reduction
 from atoll.wire.errors import BadUpdate
 
 WEIGHTS = {"amber": 7, "birch": 120, "cedar": 33, "dune": 120}

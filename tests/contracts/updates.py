@@ -11,7 +11,7 @@ from atoll.aggregation.codecs.encoding import Codec
 from atoll.aggregation.encode import encode_update
 from atoll.aggregation.layout import Buffers, UpdateLayout, update_layout
 from atoll.aggregation.parts import build
-from atoll.aggregation.reducers import Reduction
+from atoll.aggregation.reducers.reduction import Reduction
 from atoll.aggregation.rounding import Rounding, rounding_key
 from atoll.wire.manifest import DTYPE_BYTES, Entry, Manifest
 from atoll.wire.tensors import DTYPES

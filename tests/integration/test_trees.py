@@ -83,7 +83,7 @@ class Tree:
 def install_reducer(folder: Path) -> None:
     """A plugin whose reducer, as it says, looks at each update by itself."""
     (folder / "trial_parts.py").write_text(
-        "from atoll.aggregation.reducers import Mean\n\n"
+        "from atoll.aggregation.reducers.mean import Mean\n\n"
         "class Chooses(Mean):\n"
         "    def __init__(self, options: Mean.Options) -> None:\n"
         '        self.name, self.needs = "chooses", "all"\n'

@@ -1,20 +1,36 @@
-"""How the updates of a round combine: the protocol of reducers, and the weighted mean.
+"""What a reducer is: how the updates of a round combine.
 
 A reducer makes a `Reduction` for each round. One that needs "sum" takes each update in and forgets it, so memory does
-not grow with the number of sites. One that needs "all" keeps the payloads that it was given (mapped files, which the
-server leaves in place until the version is made) and works on them block by block when asked.
+not grow with the number of sites. One that needs "all" keeps the updates in files and works on them block by block when
+asked (`spooled.py`), so that only the disk holds as many models as there are sites.
 """
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, Self, runtime_checkable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Literal, Protocol, Self, runtime_checkable
 
 from torch import Tensor
 
 from atoll.aggregation.layout import UpdateLayout
-from atoll.aggregation.round_sum import RoundSum
-from atoll.wire.job import Strict
 from atoll.wire.tensors import Buffer
+
+Metrics = Mapping[str, tuple[float, float]]  # name -> (sum, count)
+NO_METRICS: Final[Metrics] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTerms:
+    """What is known of a round before its first update comes."""
+
+    num_sites: int  # updates that there are at most
+    max_weight: int  # of each
+    bound: float  # largest magnitude of a value
+    seed: int = 0  # of what a reducer draws by lot; another one each round
+    spool: Path | None = None  # folder for updates that are kept; None keeps them in memory
 
 
 class Reduction(Protocol):
@@ -33,8 +49,16 @@ class Reduction(Protocol):
         """Returns where the update can be folded; changes nothing. Raises BadUpdate."""
         ...
 
-    def fold(self, site: str, payload: Buffer, weight: int) -> None:
-        """Takes in an update that passed `check`. Raises ValueError for a site that is in already."""
+    def fold(self, site: str, payload: Buffer, weight: int, metrics: Metrics = NO_METRICS) -> None:
+        """Takes in an update that passed `check`.
+
+        Args:
+            metrics: that came with it.
+
+        Raises:
+            ValueError: the site is in already.
+            DiskFull: there is no room to keep it.
+        """
         ...
 
     def merge(self, other: Self) -> None:
@@ -77,24 +101,11 @@ class Reducer(Protocol):
     @property
     def needs(self) -> Literal["sum", "all"]: ...
 
-    def init(self, layout: UpdateLayout, *, num_sites: int, max_weight: int, bound: float) -> Reduction:
-        """An empty reduction for a round of at most `num_sites` updates (see RoundSum for the arguments)."""
+    @property
+    def fewest_updates(self) -> int:
+        """Updates without which it promises nothing; a job whose rounds may close with fewer is refused."""
         ...
 
-
-class Mean:
-    """The mean of differences, weighted by examples, summed exactly.
-
-    x = sum_i w_i x_i / sum_i w_i (McMahan et al. 2016, arXiv:1602.05629, algorithm 1).
-    Breakdown point: 0; one site can move it anywhere within the bound. Memory: 2 float32 models.
-    """
-
-    class Options(Strict):
-        pass
-
-    def __init__(self, options: Options) -> None:
-        self.name: str = "mean"
-        self.needs: Literal["sum", "all"] = "sum"
-
-    def init(self, layout: UpdateLayout, *, num_sites: int, max_weight: int, bound: float) -> Reduction:
-        return RoundSum(layout, num_sites=num_sites, max_weight=max_weight, bound=bound)
+    def init(self, layout: UpdateLayout, terms: RoundTerms) -> Reduction:
+        """An empty reduction for one round."""
+        ...
