@@ -27,6 +27,7 @@ class Combined:
     buffers: str
     server_evaluation: bool
     regions: bool = False  # a member of the cohort is a region, which sends the sum of its sites' updates
+    download: Codec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,12 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
         applies=lambda combined: combined.regions and combined.reducer.needs != "sum",
         reason="a region sends the sum of its sites' updates, and this reducer needs each update by itself; take the "
         "reducer mean, or name sites of this federation alone in job.sites",
+    ),
+    Refusal(
+        keys=("strategy.download", "regions"),
+        applies=lambda combined: combined.regions and combined.download is not None,
+        reason="a region hands versions on to its sites as it gets them, in full; remove download, or name sites of "
+        "this federation alone in job.sites",
     ),
 )
 

@@ -47,13 +47,13 @@ BUILT_IN: Final[Mapping[str, Mapping[str, type]]] = {
 }
 
 
-def build(part: str, kind: str, options: Mapping[str, Any]) -> Any:
-    """The object of one part.
+def build(part: str, kind: str, options: Mapping[str, Any], key: str = "") -> Any:
+    """The object of one part; `key` is where the job names it, `strategy.PART` unless told.
 
     Raises:
         ConfigError: names the key, the value and what is wanted; for an unknown name, the nearest known one.
     """
-    key = f"strategy.{part}"
+    key = key or f"strategy.{part}"
     made_by = _class_of(part, kind, f"{key}.kind")
     try:
         checked = options_of(made_by, key).model_validate(dict(options))

@@ -71,6 +71,7 @@ class Strategy:
     work: WorkSection
     rule: LocalRule
     codec: Codec
+    download: Codec | None  # of model versions on their way to the sites; None: as they are
     reducer: Reducer
     optimizer: ServerOptimizer
     buffers: Buffers
@@ -95,6 +96,7 @@ def resolve(job: Job) -> Strategy:
             value=str(section.sum.bound),
             bound=limits,
         )
+    download = _download(section)
     combinations.require_allowed(
         combinations.Combined(
             schedule=made["schedule"],
@@ -105,7 +107,21 @@ def resolve(job: Job) -> Strategy:
         ),
         _values(section, wanted, made, job),
     )
-    return Strategy(name=section.kind, work=section.work, buffers=section.buffers, bound=section.sum.bound, **made)
+    return Strategy(
+        name=section.kind,
+        work=section.work,
+        download=download,
+        buffers=section.buffers,
+        bound=section.sum.bound,
+        **made,
+    )
+
+
+def _download(section: StrategySection) -> Codec | None:
+    if section.download is None:
+        return None
+    made: Codec = parts.build("codec", section.download.kind, section.download.options, "strategy.download")
+    return made
 
 
 def require_regions_allowed(job: Job, regions: Sequence[str]) -> None:
@@ -124,8 +140,13 @@ def require_regions_allowed(job: Job, regions: Sequence[str]) -> None:
         buffers=strategy.buffers,
         server_evaluation=False,
         regions=True,
+        download=strategy.download,
     )
-    values = {"strategy.reducer": strategy.reducer.name, "regions": ", ".join(regions)}
+    values = {
+        "strategy.reducer": strategy.reducer.name,
+        "strategy.download": strategy.download.name if strategy.download else "",
+        "regions": ", ".join(regions),
+    }
     combinations.require_allowed(combined, values)
 
 

@@ -67,8 +67,11 @@ class BaseModels:
         self._channel = channel
         self._wanted: dict[tuple[str, int], _Wanted] = {}
 
-    async def get(self, run: str, version: int, manifest: Manifest) -> Path:
+    async def get(self, run: str, version: int, manifest: Manifest, *, encoded_bytes: int = 0) -> Path:
         """The model file of a version, fetched first where it is not here.
+
+        Args:
+            encoded_bytes: length of a version that comes by a codec, which is stored as it comes; 0: none does.
 
         Raises:
             LocalError: it cannot be stored here, DiskFull where there is no room.
@@ -80,10 +83,12 @@ class BaseModels:
         wanted = self._wanted.get((run, version))
         if wanted is None:
             await asyncio.to_thread(private_folder, path.parent)
-            header = await asyncio.to_thread(header_of, manifest, {"atoll.run": run, "atoll.version": str(version)})
+            about = {"atoll.run": run, "atoll.version": str(version)}
+            header = b"" if encoded_bytes else await asyncio.to_thread(header_of, manifest, about)
+            num_bytes = encoded_bytes or manifest.num_bytes
             future = asyncio.get_running_loop().create_future()
             wanted = _Wanted(
-                run=run, version=version, path=path, header=header, num_bytes=manifest.num_bytes, here=future
+                run=run, version=version, path=path, header=header, num_bytes=num_bytes, here=future
             )
             self._wanted[run, version] = wanted
             self._ask(wanted)
@@ -191,7 +196,7 @@ class BaseModels:
 def _wrong_size(grant: pb.Grant, num_bytes: int) -> Malformed:
     return Malformed(
         f"run {grant.key.run}: the server grants {grant.num_bytes} bytes of version {grant.version}, "
-        f"the run's manifest says {num_bytes}",
+        f"the run's manifest and codec make {num_bytes}",
         run=grant.key.run,
         field="num_bytes",
         value=grant.num_bytes,

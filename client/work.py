@@ -267,7 +267,9 @@ class RunWork:
                 value=task.round,
                 bound=num_rounds,
             )
-        base = await place.base_models.get(self.run, task.base_version, bench.admission.manifest)
+        base = await place.base_models.get(
+            self.run, task.base_version, bench.admission.manifest, encoded_bytes=bench.prepared.download_bytes
+        )
         place.on_step(Step.FETCHED, str(key))
         # Now, rather than at the commit: what the next round begins with would wait for the disk.
         place.spawn(self._drop_older(task.base_version))

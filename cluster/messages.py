@@ -46,6 +46,7 @@ class Prepare:
     device: str | None = None  # this machine's wish; None leaves it to the job
     rounding_seed_hex: str = ""  # 32 bytes: the secret from which the randomness of rounding derives
     training: bool = True  # False: evaluation only, training data is not opened
+    encoded: bool = True  # versions come by the job's codec of downloads, where it names one
     submitted_by: str = ""  # name of the researcher; regions ask their sites in that name
 
 
@@ -58,7 +59,7 @@ class Train:
     key: str  # names the task and attempt, comes back in answers; never used twice
     round: Annotated[int, Field(ge=1)]
     base_version: _Count
-    base_path: str  # model file of the base version
+    base_path: str  # model file of the base version, or its bytes as the codec of downloads made them
     out_path: str  # file that the worker creates, with the update's bytes
     config: dict[str, Any] = field(default_factory=dict)  # keys of [strategy.work] that differ from the job's
     num_sites: _Count = 0  # terms of the round's exact sum, which a region folds with; 0 where not told
@@ -103,6 +104,7 @@ class Prepared:
     max_weight: _Count  # largest weight of an update of this site in this run; 0 where it only evaluates
     update_bytes: _Count  # length of every update; 0 where it only evaluates
     device: str  # as torch names it: "cpu", "cuda:0"
+    download_bytes: _Count = 0  # length of a version as it comes, where a codec made it smaller; 0: a model file
     num_sites: _Count = 0  # below a region; 0 of a worker
     sum_weights: _Count = 0  # of a region: largest weight of its sums
 

@@ -7,7 +7,8 @@ is on the disk (`SiteState`) and nowhere else, so a worker that was killed and s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
+from atoll.aggregation.download import Download
 from atoll.aggregation.encode import encode_update
 from atoll.aggregation.layout import UpdateLayout, update_layout
 from atoll.aggregation.rounding import SECRET_BYTES, Rounding, rounding_key
@@ -36,7 +38,7 @@ from atoll.cluster.update_file import create_update
 from atoll.wire.errors import AppFailed, Malformed, NotAllowed
 from atoll.wire.job import Job, WorkSection, decode_job, explain
 from atoll.wire.manifest import Manifest
-from atoll.wire.model_file import ModelFile, crc32_of_buffer, open_model
+from atoll.wire.model_file import ModelFile, crc32_of_buffer, map_file, open_model
 from atoll.wire.tensors import load_state, manifest_of, state_of, views
 
 OnStep = Callable[[int, int], None]
@@ -66,6 +68,7 @@ class RunSession:
     device: torch.device
     app: App
     model: nn.Module
+    download: Download | None  # how versions come, where a codec makes them smaller
     transient: Mapping[str, Tensor]  # non-persistent buffers as they were when the model was new
     state: SiteState
     training: Training | None
@@ -77,6 +80,7 @@ class RunSession:
             max_weight=self.training.work.max_weight if self.training else 0,
             update_bytes=self.layout.num_bytes if self.training else 0,
             device=str(self.device),
+            download_bytes=self.download.num_bytes if self.download else 0,
         )
 
     def train(self, request: Train, on_step: OnStep) -> Trained:
@@ -90,7 +94,7 @@ class RunSession:
         work = self._work_of(request, training)
         # The room is taken before the work is done: a full disk costs no training.
         room = create_update(Path(request.out_path), self.layout.num_bytes)
-        with open_model(Path(request.base_path)) as base, room as out:
+        with self._open_base(Path(request.base_path)) as base, room as out:
             kept = self.state.load(request.round)
             self._load(base, kept)
             training.optimizer.begin_round(kept)
@@ -123,7 +127,7 @@ class RunSession:
         """
         if self.test_data is None:
             return Evaluated(key=request.key, metrics={})
-        with open_model(Path(request.base_path)) as base:
+        with self._open_base(Path(request.base_path)) as base:
             self._load(base, self.state.load(request.round + 1))
         metrics = evaluate(self.app, self.model, self.test_data, device=self.device, on_batch=lambda: on_step(0, 0))
         return Evaluated(key=request.key, metrics=metrics)
@@ -153,6 +157,19 @@ class RunSession:
                 bound=training.work.max_weight,
             )
         return work
+
+    @contextmanager
+    def _open_base(self, path: Path) -> Iterator[ModelFile]:
+        """The base version, mapped, or decoded into memory where it came by a codec."""
+        if self.download is None:
+            with open_model(path) as base:
+                yield base
+            return
+        data = bytearray(self.manifest.num_bytes)
+        with map_file(path) as payload:
+            self.download.read(payload, data)
+        view = memoryview(data).toreadonly()
+        yield ModelFile(manifest=self.manifest, data_offset=0, num_bytes=len(data), map=view, metadata={})
 
     def _load(self, base: ModelFile, kept: Kept) -> None:
         """The base version's tensors, and in place of its local buffers those that this site has kept.
@@ -220,6 +237,8 @@ def open_session(request: Prepare) -> RunSession:
         device=device,
         app=app,
         model=model,
+        # The server's own worker judges its versions as they are.
+        download=Download(manifest, strategy.download, job.job.seed) if strategy.download and request.encoded else None,
         transient={name: buffer.clone() for name, buffer in model.named_buffers() if name not in model.state_dict()},
         state=SiteState(Path(request.state_folder)),
         training=_open_training(request, job, app, model) if request.training else None,

@@ -126,6 +126,7 @@ class Evaluator:
             job=job.canonical().decode(),
             manifest_path=str(manifest_path),
             state_folder=str(place / "state"),
+            encoded=False,
             device=self._settings.evaluation.device,
             training=False,
         )

@@ -7,22 +7,42 @@ to say: a file that no commit names is overwritten by the next attempt at that v
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Collection
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.aggregation.download import Download
+from atoll.cluster.update_file import create_update
 from atoll.wire.errors import Unknown
 from atoll.wire.manifest import Manifest
-from atoll.wire.model_file import ModelFile, create, open_model
+from atoll.wire.model_file import ModelFile, crc32_of_buffer, create, map_file, open_model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """A part of a file that is sent."""
+
+    path: Path
+    data_offset: int
+    num_bytes: int
+
+    def crc32(self) -> int:
+        """Of the bytes (zlib). Blocks."""
+        with map_file(self.path) as whole:
+            return crc32_of_buffer(whole[self.data_offset :])
 
 
 class RunModels:
     """Model versions of one run."""
 
-    def __init__(self, folder: Path, run: str, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, run: str, manifest: Manifest, download: Download | None = None) -> None:
         self._folder = folder / run
         self._run = run
         self._manifest = manifest
+        self._download = download
+        self._encoding = threading.Lock()
 
     def prepare(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -56,6 +76,31 @@ class RunModels:
                 value=version,
             )
         return open_model(self.path(version))
+
+    def stored(self, version: int) -> Outgoing:
+        """The version in full. Blocks. Raises Unknown as `open` does."""
+        with self.open(version) as model:
+            return Outgoing(path=self.path(version), data_offset=model.data_offset, num_bytes=model.num_bytes)
+
+    def outgoing(self, version: int) -> Outgoing:
+        """The version as it goes to sites: its file, or the one that the run's codec of downloads makes of it. Blocks.
+
+        Raises:
+            Unknown: it was never committed, or retention has removed it.
+            DiskFull: no room for the encoded file.
+            BadUpdate: the codec cannot write a value of the model.
+        """
+        if self._download is None:
+            return self.stored(version)
+        with self.open(version) as model:
+            path = self._folder / f"{version}.download"
+            with self._encoding:
+                if not path.exists():
+                    draft = path.with_suffix(".draft")
+                    with create_update(draft, self._download.num_bytes) as out:
+                        self._download.write(model.map, version, out)
+                    draft.replace(path)  # not synced: it can be made again
+            return Outgoing(path=path, data_offset=0, num_bytes=self._download.num_bytes)
 
     def create(self, version: int, metadata: dict[str, str]) -> AbstractContextManager[memoryview]:
         """Bytes of a new version to be filled; under its name and durable when the block ends without an error.

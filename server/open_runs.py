@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 
 from atoll.aggregation.schedules.relayed import Relayed
+from atoll.aggregation.download import Download
 from atoll.aggregation.strategy import require_regions_allowed, resolve
 from atoll.server.driver import RunDriver
 from atoll.server.events import Delegated, StopAsked, decode_event, encode_event
@@ -201,13 +202,15 @@ class OpenRuns:
 
     def _drive(self, row: RunRow, manifest: Manifest, delegated: Delegated | None = None) -> RunDriver:
         job = decode_job(row.job)
-        models = RunModels(self._folder.models, row.run, manifest)
+        strategy = resolve(job)
+        download = Download(manifest, strategy.download, job.job.seed) if strategy.download else None
+        models = RunModels(self._folder.models, row.run, manifest, download)
         driver = RunDriver(
             row=row,
             job=job,
             plan=plan_of(job) if delegated is None else delegated_plan(job, delegated),
             pipeline=Pipeline(
-                run=row.run, strategy=resolve(job), seed=job.job.seed, manifest=manifest, models=models
+                run=row.run, strategy=strategy, seed=job.job.seed, manifest=manifest, models=models
             ),
             models=models,
             manifest=manifest,

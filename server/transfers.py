@@ -16,7 +16,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Protocol
 
-from atoll.server.models import RunModels
+from atoll.server.models import Outgoing, RunModels
 from atoll.server.security import current_caller
 from atoll.server.settings import LimitsSection
 from atoll.server.steps import Observer, Step
@@ -25,8 +25,7 @@ from atoll.transport.staging import StagingPool, StagingSlot
 from atoll.transport.transfer import GRANT_METADATA_KEY, Checksums, Withdrawal, frames, receive
 from atoll.wire import control_pb2 as pb
 from atoll.wire import transfer_pb2
-from atoll.wire.errors import DiskFull, RemoteError, Stale, to_detail
-from atoll.wire.model_file import crc32_of
+from atoll.wire.errors import DiskFull, RemoteError, Stale, Unavailable, to_detail
 
 log = logging.getLogger(__name__)
 
@@ -61,13 +60,6 @@ class _Upload:
         self.filling = asyncio.Lock()  # held by the one call that fills the slot
 
 
-class _Download:
-    """A model version on its way out."""
-
-    def __init__(self, path: Path, data_offset: int) -> None:
-        self.path, self.data_offset = path, data_offset
-
-
 class Transfers:
     """All transfers of one server. `send` queues a control message for a site."""
 
@@ -81,7 +73,7 @@ class Transfers:
         self._people = GrantTable(1 << 16, 1 << 16, time.monotonic, min_bytes_per_s=limits.min_bytes_per_s)
         self._pool = StagingPool(staging, limits.max_uploads + SPARE_SLOTS)
         self._uploads: dict[tuple[str, Subject], _Upload] = {}  # in the order of their last use
-        self._downloads: dict[Subject, _Download] = {}
+        self._downloads: dict[Subject, Outgoing] = {}
         self._running: dict[str, Withdrawal] = {}  # by grant
         self._bytes: dict[str, list[int]] = defaultdict(lambda: [0, 0])  # by run: up, down
         self._crc32s: dict[Path, int] = {}
@@ -126,13 +118,19 @@ class Transfers:
         self._pump()
 
     async def ask_down(self, site: str, run: str, models: RunModels, version: int, offset: int) -> None:
-        """Queue the download of a model version from byte `offset` on.
+        """Queue the download of a model version, as it goes to sites, from byte `offset` on.
 
         Raises:
             Unknown: the version is not there.
+            Unavailable: the disk has no room to encode it.
         """
-        ask = await self._download_ask(site, run, models, version, offset)
-        self._table.ask(ask)
+        try:
+            source = await asyncio.to_thread(models.outgoing, version)
+        except DiskFull as error:
+            log.error("run %s: version %d waits for disk space: %s", run, version, error)
+            raise Unavailable(f"version {version} cannot be encoded: the server's disk is full", run=run) from None
+        subject = Subject(direction="down", run=run, version=version)
+        self._table.ask(await self._download_ask(site, subject, source, offset))
         self._pump()
 
     def withdraw(self, site: str | None, run: str | None, reason: RemoteError) -> None:
@@ -172,12 +170,14 @@ class Transfers:
         return self._people.admit()[0].to_message()
 
     async def grant_download(self, name: str, run: str, models: RunModels, version: int) -> pb.Grant:
-        """Leave for a person to download a version.
+        """Leave for a person to download a version, in full.
 
         Raises:
             Unknown: the version is not there.
         """
-        self._people.ask(await self._download_ask(name, run, models, version, 0))
+        source = await asyncio.to_thread(models.stored, version)
+        subject = Subject(direction="down", run=run, version=version, payload="model")
+        self._people.ask(await self._download_ask(name, subject, source, 0))
         return self._people.admit()[0].to_message()
 
     # --- the raw methods --------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class Transfers:
             table.finish(grant.id)
             self._pump()
 
-    def _frames(self, source: _Download, grant: Grant, offset: int) -> AsyncGenerator[bytes, None]:
+    def _frames(self, source: Outgoing, grant: Grant, offset: int) -> AsyncGenerator[bytes, None]:
         checksums = self._checksums.setdefault(source.path, {})
         while len(self._checksums) > KEPT_CHECKSUMS:
             self._checksums.pop(next(iter(self._checksums)))
@@ -333,17 +333,14 @@ class Transfers:
             if upload.slot is not None and not upload.settling and not upload.filling.locked() and key not in active
         ]
 
-    async def _download_ask(self, name: str, run: str, models: RunModels, version: int, offset: int) -> Ask:
-        path = models.path(version)
-        with models.open(version) as model:
-            num_bytes, data_offset = model.num_bytes, model.data_offset
-        if path not in self._crc32s:
+    async def _download_ask(self, name: str, subject: Subject, source: Outgoing, offset: int) -> Ask:
+        if source.path not in self._crc32s:
             while len(self._crc32s) >= KEPT_CHECKSUMS:
                 self._crc32s.pop(next(iter(self._crc32s)))
-            self._crc32s[path] = await asyncio.to_thread(crc32_of, path)
-        subject = Subject(direction="down", run=run, version=version)
-        self._downloads[subject] = _Download(path, data_offset)
-        return Ask(site=name, subject=subject, num_bytes=num_bytes, offset=offset, crc32=self._crc32s[path])
+            self._crc32s[source.path] = await asyncio.to_thread(source.crc32)
+        self._downloads[subject] = source
+        crc32 = self._crc32s[source.path]
+        return Ask(site=name, subject=subject, num_bytes=source.num_bytes, offset=offset, crc32=crc32)
 
     # --- endings ----------------------------------------------------------------------------------------------------
 

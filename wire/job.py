@@ -120,6 +120,7 @@ class StrategySection(Strict):
     work: WorkSection = WorkSection()
     rule: Part | None = None
     codec: Part | None = None
+    download: Part | None = None  # codec by which versions travel to the sites; they travel as they are where absent
     reducer: Part | None = None
     optimizer: Part | None = None
     buffers: Literal["mean", "local", "first"] = "mean"  # float buffers; integers: "first" or the maximum

@@ -151,6 +151,20 @@ def open_model(path: Path) -> ModelFile:
     )
 
 
+@contextmanager
+def map_file(path: Path) -> Iterator[memoryview]:
+    """A read-only view of a whole file, which is not empty. Raises LocalError where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise LocalError(f"{path}: cannot be read: {error}") from None
+    view = memoryview(mapping)
+    yield view
+    with suppress(BufferError):  # a view of it is still in use; the mapping ends with the last one
+        view.release()
+
+
 def crc32_of(path: Path) -> int:
     """The crc32 (zlib) of the data of a model file. Raises as `open_model` does."""
     with open_model(path) as model:

@@ -34,10 +34,11 @@ def test_a_run_trains_evaluates_and_exports(trio: Federation) -> None:
         'kind = "fedavg"',
         'kind = "fedavg"\ncodec = { kind = "int8" }',
         'kind = "fedavg"\ncodec = { kind = "bfloat16" }',
+        'kind = "fedavg"\ndownload = { kind = "int8" }',
         'kind = "fedprox"\nrule = { kind = "fedprox", mu = 0.1 }',
         'kind = "fedadam"\noptimizer = { kind = "adam", lr = 0.01 }',
     ],
-    ids=["fedavg", "int8", "bfloat16", "fedprox", "fedadam"],
+    ids=["fedavg", "int8", "bfloat16", "int8 down", "fedprox", "fedadam"],
 )
 def test_equal_seeds_give_byte_equal_models(trio: Federation, strategy: str) -> None:
     first = trio.finish(trial_job(strategy=strategy))
@@ -45,6 +46,20 @@ def test_equal_seeds_give_byte_equal_models(trio: Federation, strategy: str) -> 
     other = trio.finish(trial_job(strategy=strategy, seed=4))
     assert trio.model_hash(first["run"]) == trio.model_hash(second["run"])
     assert trio.model_hash(first["run"]) != trio.model_hash(other["run"])
+
+
+def test_versions_travel_by_the_codec_of_downloads(trio: Federation) -> None:
+    """A quarter of the bytes; the model learns all the same, and people fetch it in full."""
+    strategy = 'kind = "fedavg"\ndownload = { kind = "int8" }\ncodec = { kind = "int8" }'
+    values = "hidden = 4096"
+    plain, coded = (trio.finish(trial_job(rounds=3, values=values, strategy=s)) for s in ('kind = "fedavg"', strategy))
+    for before, after in zip(plain["rounds"], coded["rounds"], strict=True):
+        assert 0.25 < after["bytes_up"] / before["bytes_up"] < 0.28
+    # Of a round, those bytes count that moved until its commit: the first version is fetched before the first round is.
+    down_before, down_after = (sum(record["bytes_down"] for record in run["rounds"]) for run in (plain, coded))
+    assert 0.25 < down_after / down_before < 0.28
+    assert coded["rounds"][-1]["evaluate"]["accuracy"] > 0.9
+    assert {array.dtype for array in trio.model(coded["run"]).values()} == {np.dtype("float32")}
 
 
 def test_one_full_batch_step_of_three_sites_equals_one_central_step(trio: Federation) -> None:
