@@ -50,7 +50,7 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
         keys=("strategy.codec", "strategy.reducer"),
         applies=lambda combined: combined.reducer.needs == "sum" and not combined.codec.additive,
         reason="this reducer sums updates as they come, and sums of this codec's values mean nothing; "
-        "take an additive codec (native, float32, bfloat16, int8)",
+        "take an additive codec (native, float32, bfloat16, int8, int4)",
     ),
     Refusal(
         keys=("strategy.buffers", "evaluation.server"),

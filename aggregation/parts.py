@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from atoll.aggregation import plugins
 from atoll.aggregation.codecs.casts import BFloat16, Float32, Native
-from atoll.aggregation.codecs.int8 import Int8
+from atoll.aggregation.codecs.scaled import Int4, Int8
 from atoll.aggregation.reducers.bucketing import Bucketing
 from atoll.aggregation.reducers.central import CenteredClipping, FLTrust, GeometricMedian, QFedAvg
 from atoll.aggregation.reducers.coordinates import Median, TrimmedMean
@@ -28,7 +28,7 @@ from atoll.wire.errors import ConfigError
 BUILT_IN: Final[Mapping[str, Mapping[str, type]]] = {
     "schedule": {"rounds": Rounds},
     "rule": {"none": NoRule, "fedprox": FedProx},
-    "codec": {"native": Native, "float32": Float32, "bfloat16": BFloat16, "int8": Int8},
+    "codec": {"native": Native, "float32": Float32, "bfloat16": BFloat16, "int8": Int8, "int4": Int4},
     "reducer": {
         "mean": Mean,
         "norm_bound": NormBound,

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from atoll.aggregation.codecs.casts import SUMMABLE
-from atoll.aggregation.codecs.int8 import GROUP_VALUES
+from atoll.aggregation.codecs.scaled import INT4, INT8
 from atoll.aggregation.encode import encode_update
 from atoll.aggregation.round_sum import RoundSum
 from atoll.aggregation.rounding import Rounding, rounding_key
 from atoll.wire.errors import BadUpdate
+
+SCALED = {"int8": INT8, "int4": INT4}
 
 finite = st.floats(-BOUND, BOUND, width=32)
 vectors = st.lists(finite, min_size=1, max_size=600).map(lambda values: torch.tensor(values, dtype=torch.float32))
@@ -31,11 +33,11 @@ def error_bound(codec_name: str, values: Tensor) -> Tensor:
     """The documented bound, for each value of a float32 tensor."""
     if codec_name == "bfloat16":
         return values.abs().double() * 2**-8 + 2.0**-134  # the second: below bfloat16's smallest normal
-    if codec_name == "int8":
-        groups = torch.nn.functional.pad(values, (0, -len(values) % GROUP_VALUES)).view(-1, GROUP_VALUES)
+    if scaled := SCALED.get(codec_name):
+        groups = torch.nn.functional.pad(values, (0, -len(values) % scaled.group)).view(-1, scaled.group)
         most = groups.abs().amax(dim=1).double()
-        bound = torch.where(most < 127.001 * 2.0**-126, most, most / 126)
-        return bound.repeat_interleave(GROUP_VALUES)[: len(values)]
+        bound = torch.where(most < (scaled.levels + 0.001) * 2.0**-126, most, most / (scaled.levels - 1))
+        return bound.repeat_interleave(scaled.group)[: len(values)]
     return torch.zeros(len(values), dtype=torch.float64)
 
 
@@ -74,7 +76,7 @@ def test_every_dtype_travels(codec_name: str) -> None:
             for t in (base[entry.spec.name], trained[entry.spec.name])
         )
         error = (values[entry.index : entry.index + entry.num_values] - (new - old)).abs().max()
-        assert error <= (0.06 if codec_name == "int8" else 0.04), entry.spec.name
+        assert error <= {"int8": 0.06, "int4": 1.0}.get(codec_name, 0.04), entry.spec.name
     assert {entry.spec.dtype for entry in layout.means} == set(SUMMABLE)
 
 
@@ -83,31 +85,35 @@ def test_golden_bytes(codec_name: str) -> None:
     assert golden_update(codec_name) == (FOLDER / f"{codec_name}.bin").read_bytes()
 
 
-def test_int8_rounds_without_bias() -> None:
-    # 2,000 draws of each of 256 values: the mean error has a deviation of at most scale / 2 / sqrt(draws).
-    values = torch.linspace(-1, 1, GROUP_VALUES)
-    layout = layout_of([("w", "float32", (GROUP_VALUES,), "parameter")], "int8")
-    total, draws, out = torch.zeros(GROUP_VALUES, dtype=torch.float64), 2000, bytearray(layout.num_bytes)
+@pytest.mark.parametrize("codec_name", SCALED)
+def test_rounding_is_without_bias(codec_name: str) -> None:
+    # 2,000 draws of each value of a group: the mean error has a deviation of at most scale / 2 / sqrt(draws).
+    size = SCALED[codec_name].group
+    values = torch.linspace(-1, 1, size)
+    layout = layout_of([("w", "float32", (size,), "parameter")], codec_name)
+    total, draws, out = torch.zeros(size, dtype=torch.float64), 2000, bytearray(layout.num_bytes)
     for round in range(draws):
         key = rounding_key(bytes(32), round)
-        encode_update(layout, {"w": torch.zeros(256)}, {"w": values}, out, rounding=Rounding(key), bound=1.0)
+        encode_update(layout, {"w": torch.zeros(size)}, {"w": values}, out, rounding=Rounding(key), bound=1.0)
         total += decoded(layout, bytes(out))
-    deviation = (1 / 127) / 2 / math.sqrt(draws)
+    deviation = (1 / SCALED[codec_name].levels) / 2 / math.sqrt(draws)
     error = total / draws - values.double()
     assert error.abs().max() < 5 * deviation
-    assert abs(error.mean()) < 5 * deviation / math.sqrt(GROUP_VALUES)
+    assert abs(error.mean()) < 5 * deviation / math.sqrt(size)
 
 
-def test_int8_is_reproducible_and_differs_by_round_and_site() -> None:
-    layout = layout_of(FLOATS, "int8")
+@pytest.mark.parametrize("codec_name", SCALED)
+def test_rounding_is_reproducible_and_differs_by_site(codec_name: str) -> None:
+    layout = layout_of(FLOATS, codec_name)
     base, trained = random_state(layout.manifest, 1), random_state(layout.manifest, 2)
     assert encoded(layout, base, trained, site="a") == encoded(layout, base, trained, site="a")
     assert encoded(layout, base, trained, site="a") != encoded(layout, base, trained, site="b")
 
 
-def test_int8_draws_by_the_place_in_the_model() -> None:
+@pytest.mark.parametrize("codec_name", SCALED)
+def test_rounding_draws_by_the_place_in_the_model(codec_name: str) -> None:
     # A tensor at another place draws other numbers, whatever stands before it; so each rank can write its own slice.
-    encoding, values = codec("int8").encoding("float32"), random_state(layout_of(FLOATS).manifest, 3)["w"]
+    encoding, values = codec(codec_name).encoding("float32"), random_state(layout_of(FLOATS).manifest, 3)["w"]
     regions = [torch.zeros(encoding.num_bytes(300), dtype=torch.uint8) for _ in range(3)]
     rounding = Rounding(rounding_key(bytes(32), 1))
     encoding.encode(values, regions[0], 0, rounding, 4096)
@@ -118,11 +124,12 @@ def test_int8_draws_by_the_place_in_the_model() -> None:
     assert not torch.equal(regions[0], regions[2])
 
 
+@pytest.mark.parametrize("codec_name", SCALED)
 @pytest.mark.parametrize("value", [0.0, -0.0, 1e-45, -1e-40, 1e-37, 1024.0, -1024.0, 1023.9999])
-def test_int8_at_the_edges(value: float) -> None:
+def test_the_edges(codec_name: str, value: float) -> None:
     values = torch.full((5,), value)
-    result = round_trip("int8", values)
-    assert bool(((result - values.double()).abs() <= error_bound("int8", values)).all())
+    result = round_trip(codec_name, values)
+    assert bool(((result - values.double()).abs() <= error_bound(codec_name, values)).all())
     assert result.abs().max() <= BOUND
 
 
@@ -158,18 +165,22 @@ def test_truncated_updates_are_refused(codec_name: str, data: st.DataObject) -> 
 
 
 @pytest.mark.parametrize(
-    ("place", "data", "what"),
+    ("codec_name", "place", "data", "what"),
     [
-        (64, b"\x00\x00\x80\xbf", "a negative scale"),
-        (64, b"\x00\x00\x00\x80", "a negative scale"),
-        (64, b"\x00\x00\xc0\x7f", "nan"),
-        (64, b"\x00\x00\x80\x7f", "inf"),
-        (64, b"\x00\x00\x20\x41", "bound is 1024"),  # a scale of 10: levels could say 1270
-        (64 + 8 + 5, b"\x80", "a level of -128"),
+        ("int8", 64, b"\x00\x00\x80\xbf", "a negative scale"),
+        ("int8", 64, b"\x00\x00\x00\x80", "a negative scale"),
+        ("int8", 64, b"\x00\x00\xc0\x7f", "nan"),
+        ("int8", 64, b"\x00\x00\x80\x7f", "inf"),
+        ("int8", 64, b"\x00\x00\x20\x41", "bound is 1024"),  # a scale of 10: levels could say 1270
+        ("int8", 64 + 8 + 5, b"\x80", "a level of -128"),
+        ("int4", 64, b"\x00\x00\x80\xbf", "a negative scale"),
+        ("int4", 64, b"\x00\x00\x16\x43", "bound is 1024"),  # a scale of 150: levels could say 1050
+        ("int4", 64 + 20 + 5, b"\x80", "a level of -8"),
+        ("int4", 64 + 20 + 5, b"\x18", "a level of -8"),
     ],
 )
-def test_int8_bytes_that_are_never_written_are_refused(place: int, data: bytes, what: str) -> None:
-    total, payload = sum_of("int8")
+def test_bytes_that_are_never_written_are_refused(codec_name: str, place: int, data: bytes, what: str) -> None:
+    total, payload = sum_of(codec_name)
     hostile = payload[:place] + data + payload[place + len(data) :]
     with pytest.raises(BadUpdate, match=what) as caught:
         total.check(hostile, 1)
@@ -183,3 +194,13 @@ def test_bytes_between_tensors_are_zero() -> None:
     payload[start] = 1
     with pytest.raises(BadUpdate, match="not zero"):
         RoundSum(layout, num_sites=1, max_weight=1, bound=BOUND).check(payload, 1)
+
+
+def test_half_a_byte_beyond_the_last_value_is_refused() -> None:
+    layout = layout_of([("w", "float32", (5,), "parameter")], "int4")
+    payload = bytearray(encoded(layout, {"w": torch.zeros(5)}, {"w": torch.linspace(-1, 1, 5)}))
+    total = RoundSum(layout, num_sites=1, max_weight=1, bound=BOUND)
+    total.check(payload, 1)
+    payload[-1] |= 0x10
+    with pytest.raises(BadUpdate, match="beyond the last value"):
+        total.check(payload, 1)
