@@ -54,4 +54,8 @@ BUILT_IN: Final[Mapping[str, Composition]] = {
         summary="FedAvg with Adagrad on the server (Reddi et al. 2020, arXiv:2003.00295, algorithm 2).",
         parts={"optimizer": {"kind": "adagrad", "lr": 0.01, "eps": 1e-3}},
     ),
+    "fedyogi": Composition(
+        summary="FedAvg with Yogi on the server (Reddi et al. 2020, arXiv:2003.00295, algorithm 2).",
+        parts={"optimizer": {"kind": "yogi", "lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-3}},
+    ),
 }

@@ -22,7 +22,7 @@ from atoll.aggregation.reducers.krum import Bulyan, Krum, MultiKrum
 from atoll.aggregation.reducers.mean import Mean, NormBound
 from atoll.aggregation.rules import FedProx, NoRule
 from atoll.aggregation.schedules.rounds import Rounds
-from atoll.aggregation.server_optimizers import Adagrad, Adam, AdamW, Sgd
+from atoll.aggregation.server_optimizers import Adagrad, Adam, AdamW, Sgd, Yogi
 from atoll.wire.errors import ConfigError
 
 BUILT_IN: Final[Mapping[str, Mapping[str, type]]] = {
@@ -43,7 +43,16 @@ BUILT_IN: Final[Mapping[str, Mapping[str, type]]] = {
         "fltrust": FLTrust,
         "qfedavg": QFedAvg,
     },
-    "optimizer": {"sgd": Sgd, "adam": Adam, "adamw": AdamW, "adagrad": Adagrad},
+    "optimizer": {"sgd": Sgd, "adam": Adam, "adamw": AdamW, "adagrad": Adagrad, "yogi": Yogi},
+}
+
+# What an object of each part has: the members of its protocol.
+_MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "schedule": ("min_sites", "fewest_updates", "init", "on"),
+    "rule": ("begin", "before_step", "after_step", "end"),
+    "codec": ("name", "additive", "encoding"),
+    "reducer": ("name", "needs", "fewest_updates", "init"),
+    "optimizer": ("name", "precision", "init", "step"),
 }
 
 
@@ -59,7 +68,17 @@ def build(part: str, kind: str, options: Mapping[str, Any], key: str = "") -> An
         checked = options_of(made_by, key).model_validate(dict(options))
     except ValidationError as error:
         raise _explain(error, key, kind, options_of(made_by, key)) from None
-    return made_by(checked)
+    try:
+        made = made_by(checked)
+        fault = ", ".join(f"lacks {name}" for name in _MEMBERS[part] if not hasattr(made, name))
+    except ConfigError:
+        raise
+    except Exception as error:
+        fault = f"raises {type(error).__name__}: {error}"
+    if fault:
+        name = f"{made_by.__module__}.{made_by.__qualname__}"
+        raise ConfigError(f"{key}.kind = {kind!r}: the plugin {name} {fault}", key=f"{key}.kind", value=kind)
+    return made
 
 
 def options_of(made_by: type, key: str) -> type[BaseModel]:

@@ -9,16 +9,17 @@ the new value is stored (`next_model`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from atoll.aggregation.codecs.casts import SUMMABLE
 from atoll.aggregation.layout import num_reals
+from atoll.aggregation.lr_schedules import LearningRate
 from atoll.aggregation.optimizer_state import OptimizerState
-from atoll.wire.job import Strict
+from atoll.wire.job import Part, Strict
 from atoll.wire.manifest import Manifest
 
 Blocks = Mapping[str, Tensor]  # state of one block by name, each as long as the block
@@ -60,11 +61,29 @@ def precision_name(optimizer: ServerOptimizer, dtype: str) -> str:
     return str(optimizer.precision(wide=is_wide(dtype))).removeprefix("torch.")
 
 
+class _Options(Strict):
+    """What all of them take besides their own."""
+
+    lr_schedule: Part | None = None  # of torch.optim.lr_scheduler; a step is a version
+
+    @field_validator("lr_schedule")
+    @classmethod
+    def _is_known(cls, schedule: Part | None) -> Part | None:
+        LearningRate(1.0, schedule)
+        return schedule
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """Options of the optimizer itself, but for its learning rate."""
+        return self.model_dump(exclude={"lr", "lr_schedule"})
+
+
 class _TorchOptimizer:
     """One optimizer of torch.optim, applied by blocks."""
 
-    def __init__(self, name: str, make: Callable[[Tensor], torch.optim.Optimizer]) -> None:
+    def __init__(self, name: str, lr: LearningRate, make: Callable[[Tensor, float], torch.optim.Optimizer]) -> None:
         self.name = name
+        self.lr = lr
         self._make = make
 
     def precision(self, *, wide: bool) -> torch.dtype:
@@ -75,7 +94,7 @@ class _TorchOptimizer:
 
     def step(self, parameters_P: Tensor, difference_P: Tensor, state: Blocks, num_steps: int) -> Blocks:
         parameters_P.grad = difference_P.neg()
-        optimizer = self._make(parameters_P)  # 50 us a block, of the 400 that Adam takes
+        optimizer = self._make(parameters_P, self.lr.at(num_steps))  # 50 us a block, of the 400 that Adam takes
         if num_steps:
             optimizer.state[parameters_P] = {"step": torch.tensor(float(num_steps)), **state}
         optimizer.step()
@@ -95,7 +114,7 @@ class Sgd(_TorchOptimizer):
     Memory: none; one model of state with momentum.
     """
 
-    class Options(Strict):
+    class Options(_Options):
         lr: float = Field(default=1.0, gt=0, le=1e6, allow_inf_nan=False)
         momentum: float = Field(default=0.0, ge=0, lt=1)
         nesterov: bool = False
@@ -107,14 +126,14 @@ class Sgd(_TorchOptimizer):
             return self
 
     def __init__(self, options: Options) -> None:
-        super().__init__("sgd", lambda p: torch.optim.SGD([p], **options.model_dump(), foreach=False))
+        lr = LearningRate(options.lr, options.lr_schedule)
+        super().__init__("sgd", lr, lambda p, lr: torch.optim.SGD([p], lr, **options.own, foreach=False))
         self._stateless = options.momentum == 0
-        self._lr = options.lr
 
     def step(self, parameters_P: Tensor, difference_P: Tensor, state: Blocks, num_steps: int) -> Blocks:
         if not self._stateless:
             return super().step(parameters_P, difference_P, state, num_steps)
-        parameters_P.add_(difference_P, alpha=self._lr)  # what torch computes, without an optimizer made for each block
+        parameters_P.add_(difference_P, alpha=self.lr.at(num_steps))  # what torch computes, without an optimizer made for each block
         return {}
 
     def precision(self, *, wide: bool) -> torch.dtype:
@@ -129,7 +148,7 @@ class Adam(_TorchOptimizer):
     correction; defaults as in its section 5). Memory: two models of state.
     """
 
-    class Options(Strict):
+    class Options(_Options):
         lr: float = Field(default=0.01, gt=0, le=1e6, allow_inf_nan=False)
         betas: tuple[float, float] = (0.9, 0.99)
         eps: float = Field(default=1e-3, gt=0, le=1, allow_inf_nan=False)
@@ -141,7 +160,8 @@ class Adam(_TorchOptimizer):
             return self
 
     def __init__(self, options: Options) -> None:
-        super().__init__("adam", lambda p: torch.optim.Adam([p], **options.model_dump(), foreach=False))
+        lr = LearningRate(options.lr, options.lr_schedule)
+        super().__init__("adam", lr, lambda p, lr: torch.optim.Adam([p], lr, **options.own, foreach=False))
 
 
 class AdamW(_TorchOptimizer):
@@ -154,7 +174,8 @@ class AdamW(_TorchOptimizer):
         weight_decay: float = Field(default=0.01, ge=0, le=1)
 
     def __init__(self, options: Options) -> None:
-        super().__init__("adamw", lambda p: torch.optim.AdamW([p], **options.model_dump(), foreach=False))
+        lr = LearningRate(options.lr, options.lr_schedule)
+        super().__init__("adamw", lr, lambda p, lr: torch.optim.AdamW([p], lr, **options.own, foreach=False))
 
 
 class Adagrad(_TorchOptimizer):
@@ -164,9 +185,42 @@ class Adagrad(_TorchOptimizer):
     Memory: one model of state.
     """
 
-    class Options(Strict):
+    class Options(_Options):
         lr: float = Field(default=0.01, gt=0, le=1e6, allow_inf_nan=False)
         eps: float = Field(default=1e-3, gt=0, le=1, allow_inf_nan=False)
 
     def __init__(self, options: Options) -> None:
-        super().__init__("adagrad", lambda p: torch.optim.Adagrad([p], **options.model_dump(), foreach=False))
+        lr = LearningRate(options.lr, options.lr_schedule)
+        super().__init__("adagrad", lr, lambda p, lr: torch.optim.Adagrad([p], lr, **options.own, foreach=False))
+
+
+class Yogi:
+    """Adam whose second moment moves by the sign of its error, so that it forgets slowly; not in torch.optim.
+
+    m <- b1 m + (1 - b1) x, v <- v - (1 - b2) sign(v - x^2) x^2, w <- w + lr m / (sqrt(v) + eps), without bias correction
+    (Zaheer et al. 2018; Reddi et al. 2020, arXiv:2003.00295, algorithm 2), from m = v = 0. Memory: two models of state.
+    """
+
+    class Options(Adam.Options):
+        pass
+
+    def __init__(self, options: Options) -> None:
+        self.name = "yogi"
+        self.lr = LearningRate(options.lr, options.lr_schedule)
+        self._options = options
+
+    def precision(self, *, wide: bool) -> torch.dtype:
+        return torch.float64 if wide else torch.float32
+
+    def init(self, manifest: Manifest) -> OptimizerState:
+        return initial_state(self, manifest)
+
+    def step(self, parameters_P: Tensor, difference_P: Tensor, state: Blocks, num_steps: int) -> Blocks:
+        beta1, beta2 = self._options.betas
+        zeros_P = torch.zeros_like(difference_P)
+        first_P, second_P = state.get("exp_avg", zeros_P), state.get("exp_avg_sq", zeros_P)
+        square_P = difference_P.square()
+        first_P = first_P * beta1 + difference_P * (1 - beta1)
+        second_P = second_P - (second_P - square_P).sign() * square_P * (1 - beta2)
+        parameters_P += first_P * self.lr.at(num_steps) / (second_P.sqrt() + self._options.eps)
+        return {"exp_avg": first_P, "exp_avg_sq": second_P}

@@ -27,10 +27,24 @@ class Tripled:
 
     def __init__(self, options):
         self.name, self.times = "tripled", options.times
-        self.needs = "sum"
+        self.needs, self.fewest_updates = "sum", 1
 
-    def init(self, layout, *, num_sites, max_weight, bound):
-        return Mean(Mean.Options()).init(layout, num_sites=num_sites, max_weight=max_weight, bound=bound)
+    def init(self, layout, terms):
+        return Mean(Mean.Options()).init(layout, terms)
+
+
+class Unfinished(Tripled):
+    """Lacks what every reducer has."""
+
+    def __init__(self, options):
+        self.name = "unfinished"
+
+
+class Raises(Tripled):
+    """Cannot be made."""
+
+    def __init__(self, options):
+        raise RuntimeError("no licence here")
 
 
 class Sparse:
@@ -57,6 +71,8 @@ ENTRY_POINTS = """
 [atoll.reducers]
 tripled = good_parts:Tripled
 mean = good_parts:Tripled
+unfinished = good_parts:Unfinished
+raises = good_parts:Raises
 
 [atoll.codecs]
 sparse = good_parts:Sparse
@@ -105,6 +121,8 @@ JOBS: dict[str, dict[str, Any]] = {
     "not a class": {"optimizer": {"kind": "number"}},
     "not a composition": {"kind": "wrong"},
     "brought twice": {"codec": {"kind": "twice"}},
+    "lacks a member": {"reducer": {"kind": "unfinished"}},
+    "raises": {"reducer": {"kind": "raises"}},
     "near": {"reducer": {"kind": "triple"}},
 }
 
@@ -165,6 +183,8 @@ def test_a_built_in_cannot_be_replaced(seen: dict[str, Any]) -> None:
         ("not a class", "strategy.optimizer.kind", ["other-parts 1.2", "no class"]),
         ("not a composition", "strategy.kind", ["good-parts 1.2", "no Composition"]),
         ("brought twice", "strategy.codec.kind", ["broken-parts 1.2 and other-parts 1.2", "remove one"]),
+        ("lacks a member", "strategy.reducer.kind", ["good_parts.Unfinished", "lacks needs", "lacks fewest_updates"]),
+        ("raises", "strategy.reducer.kind", ["good_parts.Raises", "RuntimeError: no licence here"]),
         ("near", "strategy.reducer.kind", ["did you mean 'tripled'"]),
     ],
 )

@@ -95,9 +95,9 @@ def test_the_same_kind_keeps_what_the_composition_says() -> None:
         ({"kind": "fedavgg"}, "strategy.kind", "fedavgg", "did you mean 'fedavg'"),
         ({"kind": "zzz"}, "strategy.kind", "zzz", "known: .*fedadam"),
         ({"codec": {"kind": "int9"}}, "strategy.codec.kind", "int9", "did you mean 'int8'"),
-        ({"reducer": {"kind": "median"}}, "strategy.reducer.kind", "median", "mean"),
+        ({"reducer": {"kind": "medial"}}, "strategy.reducer.kind", "medial", "median"),
         ({"schedule": {"kind": "rouds"}}, "strategy.schedule.kind", "rouds", "did you mean 'rounds'"),
-        ({"optimizer": {"kind": "yogi"}}, "strategy.optimizer.kind", "yogi", "known: .*adam"),
+        ({"optimizer": {"kind": "lamb"}}, "strategy.optimizer.kind", "lamb", "known: .*adam"),
         ({"rule": {"kind": "scaffold"}}, "strategy.rule.kind", "scaffold", "known: fedprox, none"),
         ({"schedule": {"kind": "rounds", "fraction": 0}}, "strategy.schedule.fraction", "0", "greater than 0"),
         (

@@ -195,7 +195,7 @@ class Sums:
         models.prepare()
         with models.create(0, {}) as out:
             write_state(MANIFEST, self.base, out)
-        return Pipeline(run=RUN, strategy=self.strategy, manifest=MANIFEST, models=models)
+        return Pipeline(run=RUN, strategy=self.strategy, seed=0, manifest=MANIFEST, models=models)
 
     def update(self, pipeline: Pipeline, site: str) -> bytes:
         return encoded(pipeline._layout, self.base, random_state(MANIFEST, WEIGHTS[site]), site=site)
