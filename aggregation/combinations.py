@@ -28,6 +28,7 @@ class Combined:
     server_evaluation: bool
     regions: bool = False  # a member of the cohort is a region, which sends the sum of its sites' updates
     download: Codec | None = None
+    local: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,12 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
         applies=lambda combined: combined.buffers == "local" and combined.server_evaluation,
         reason="with local buffers the server's model keeps those it began with, so the server would judge a model "
         "that no site uses; set evaluation.server = false, or buffers = mean",
+    ),
+    Refusal(
+        keys=("strategy.local", "evaluation.server"),
+        applies=lambda combined: bool(combined.local) and combined.server_evaluation,
+        reason="the server's model keeps the values that these tensors began with, so the server would judge a model "
+        "that no site uses; set evaluation.server = false",
     ),
     Refusal(
         keys=("strategy.reducer", "regions"),

@@ -6,7 +6,8 @@ An update is a header of 64 bytes, then one region for each tensor that travels,
   one after the other, form the flat vector that is summed.
 * **max**, **first**: tensors of other dtypes, and float buffers under the policy "first", as raw values. Combined to
   the elementwise maximum, or to those of the site whose name sorts first.
-* absent: buffers under the policy "local" (and other dtypes with them): the global model keeps its own.
+* absent: buffers under the policy "local" (and other dtypes with them), and tensors whose name matches a pattern of
+  `local`: the global model keeps its own, and every site its own.
 
 The header names the layout by hash, so an update made for another model, codec or policy is refused, whatever its
 length. Invariant: regions are aligned to their encoding and follow one another; the bytes between them are zero.
@@ -14,6 +15,8 @@ length. Invariant: regions are aligned to their encoding and follow one another;
 
 from __future__ import annotations
 
+import difflib
+import fnmatch
 import hashlib
 import json
 from collections.abc import Sequence
@@ -23,6 +26,7 @@ from typing import Literal
 
 from atoll.aggregation.codecs.casts import SUMMABLE
 from atoll.aggregation.codecs.encoding import Codec, Encoding
+from atoll.wire.errors import ConfigError
 from atoll.wire.manifest import DTYPE_BYTES, Manifest, TensorSpec
 
 Buffers = Literal["mean", "local", "first"]
@@ -114,14 +118,24 @@ class UpdateLayout:
         return (MAGIC + digest).ljust(HEADER_BYTES, b"\x00")
 
 
-def update_layout(manifest: Manifest, codec: Codec, buffers: Buffers) -> UpdateLayout:
-    """The layout that every party of a run derives from the model, the codec and the policy for buffers."""
+def update_layout(
+    manifest: Manifest, codec: Codec, buffers: Buffers, local: Sequence[str] = ()
+) -> UpdateLayout:
+    """The layout that every party of a run derives from the model, the codec and the policies.
+
+    Args:
+        local: patterns (as `fnmatch` has them) of names of tensors that stay at their site.
+
+    Raises:
+        ConfigError: a pattern matches no tensor, or nothing is left to travel.
+    """
+    at_site = _matching(manifest, local)
     means: list[MeanEntry] = []
     raws: list[RawEntry] = []
     absent: list[TensorSpec] = []
     end, index = HEADER_BYTES, 0
     for spec in manifest:
-        choice = _choice(spec, buffers)
+        choice = "absent" if spec.name in at_site else _choice(spec, buffers)
         if choice == "mean":
             encoding, num_values = codec.encoding(spec.dtype), num_reals(spec)
             offset, num_bytes = _aligned(end, encoding.alignment), encoding.num_bytes(num_values)
@@ -147,6 +161,28 @@ def update_layout(manifest: Manifest, codec: Codec, buffers: Buffers) -> UpdateL
         absent=tuple(absent),
         num_bytes=end,
     )
+
+
+def _matching(manifest: Manifest, patterns: Sequence[str]) -> frozenset[str]:
+    """Names of tensors that match one of the patterns."""
+    names = [spec.name for spec in manifest]
+    found: set[str] = set()
+    for pattern in patterns:
+        matching = fnmatch.filter(names, pattern)
+        if not matching:
+            near = difflib.get_close_matches(pattern, names, n=1, cutoff=0.3)
+            hint = f"; the nearest is {near[0]!r}" if near else ""
+            raise ConfigError(
+                f"strategy.local: {pattern!r} matches no tensor of the model{hint}", key="strategy.local", value=pattern
+            )
+        found.update(matching)
+    if found and not any(spec.role == "parameter" and spec.name not in found for spec in manifest):
+        raise ConfigError(
+            "strategy.local: every parameter would stay at its site, and nothing be learnt together",
+            key="strategy.local",
+            value=", ".join(patterns),
+        )
+    return frozenset(found)
 
 
 def _choice(spec: TensorSpec, buffers: Buffers) -> Literal["mean", "max", "first", "absent"]:

@@ -55,7 +55,7 @@ def next_model(
         new[entry.spec.offset : entry.spec.offset + entry.spec.num_bytes].copy_(reduction.raw(entry.spec.name))
     _move_buffers(reduction, [e for e in layout.means if e.spec.role == "buffer"], old, new)
     tensors: dict[str, Tensor] = {}
-    for precision in optimizer.init(manifest).num_parameters:
+    for precision in optimizer.init(layout).num_parameters:
         entries = [
             entry
             for entry in layout.means

@@ -18,8 +18,8 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from atoll.aggregation.layout import UpdateLayout
 from atoll.wire.errors import DiskFull, LocalError
-from atoll.wire.manifest import Manifest
 from atoll.wire.model_file import fsync_folder
 from atoll.wire.room import NO_ROOM
 
@@ -29,7 +29,7 @@ _METADATA_KEY: Final = "atoll.optimizer"
 class Initial(Protocol):
     """An optimizer, as far as its state is concerned."""
 
-    def init(self, manifest: Manifest) -> OptimizerState: ...
+    def init(self, layout: UpdateLayout) -> OptimizerState: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class OptimizerState:
             raise (DiskFull if full else LocalError)(f"{path}: optimizer state cannot be written: {error}") from None
 
     @classmethod
-    def load(cls, path: Path, optimizer: Initial, manifest: Manifest) -> OptimizerState:
+    def load(cls, path: Path, optimizer: Initial, layout: UpdateLayout) -> OptimizerState:
         """The state in a file that `save` wrote.
 
         Raises:
@@ -89,7 +89,7 @@ class OptimizerState:
             whole = state.num_steps >= 0 and all(state._fits(name, tensor) for name, tensor in tensors.items())
         except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
             raise LocalError(f"{path}: optimizer state cannot be read: {error}") from None
-        fresh = optimizer.init(manifest)
+        fresh = optimizer.init(layout)
         if not whole or replace(state, num_steps=0, tensors={}) != fresh:
             raise LocalError(
                 f"{path}: holds the state of {state.optimizer!r} for {dict(state.num_parameters)} parameters of model "

@@ -15,12 +15,10 @@ import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
-from atoll.aggregation.codecs.casts import SUMMABLE
-from atoll.aggregation.layout import num_reals
+from atoll.aggregation.layout import UpdateLayout
 from atoll.aggregation.lr_schedules import LearningRate
 from atoll.aggregation.optimizer_state import OptimizerState
 from atoll.wire.job import Part, Strict
-from atoll.wire.manifest import Manifest
 
 Blocks = Mapping[str, Tensor]  # state of one block by name, each as long as the block
 
@@ -33,7 +31,7 @@ class ServerOptimizer(Protocol):
         """The dtype in which parameters are moved: `wide` ones are float64 or complex128."""
         ...
 
-    def init(self, manifest: Manifest) -> OptimizerState:
+    def init(self, layout: UpdateLayout) -> OptimizerState:
         """The state at version 0."""
         ...
 
@@ -46,14 +44,15 @@ def is_wide(dtype: str) -> bool:
     return dtype in ("float64", "complex128")
 
 
-def initial_state(optimizer: ServerOptimizer, manifest: Manifest) -> OptimizerState:
-    """The state at version 0, for an optimizer's `init`: counts the parameters of each precision."""
+def initial_state(optimizer: ServerOptimizer, layout: UpdateLayout) -> OptimizerState:
+    """The state at version 0, for an optimizer's `init`: counts the parameters of each precision that it moves."""
     num_parameters: dict[str, int] = {}
-    for spec in manifest:
-        if spec.role == "parameter" and spec.dtype in SUMMABLE:
-            precision = precision_name(optimizer, spec.dtype)
-            num_parameters[precision] = num_parameters.get(precision, 0) + num_reals(spec)
-    return OptimizerState(optimizer=optimizer.name, schema_hash=manifest.schema_hash, num_parameters=num_parameters)
+    for entry in layout.means:
+        if entry.spec.role == "parameter":
+            precision = precision_name(optimizer, entry.spec.dtype)
+            num_parameters[precision] = num_parameters.get(precision, 0) + entry.num_values
+    schema_hash = layout.manifest.schema_hash
+    return OptimizerState(optimizer=optimizer.name, schema_hash=schema_hash, num_parameters=num_parameters)
 
 
 def precision_name(optimizer: ServerOptimizer, dtype: str) -> str:
@@ -89,8 +88,8 @@ class _TorchOptimizer:
     def precision(self, *, wide: bool) -> torch.dtype:
         return torch.float64 if wide else torch.float32
 
-    def init(self, manifest: Manifest) -> OptimizerState:
-        return initial_state(self, manifest)
+    def init(self, layout: UpdateLayout) -> OptimizerState:
+        return initial_state(self, layout)
 
     def step(self, parameters_P: Tensor, difference_P: Tensor, state: Blocks, num_steps: int) -> Blocks:
         parameters_P.grad = difference_P.neg()
@@ -212,8 +211,8 @@ class Yogi:
     def precision(self, *, wide: bool) -> torch.dtype:
         return torch.float64 if wide else torch.float32
 
-    def init(self, manifest: Manifest) -> OptimizerState:
-        return initial_state(self, manifest)
+    def init(self, layout: UpdateLayout) -> OptimizerState:
+        return initial_state(self, layout)
 
     def step(self, parameters_P: Tensor, difference_P: Tensor, state: Blocks, num_steps: int) -> Blocks:
         beta1, beta2 = self._options.betas

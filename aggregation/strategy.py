@@ -75,6 +75,7 @@ class Strategy:
     reducer: Reducer
     optimizer: ServerOptimizer
     buffers: Buffers
+    local: tuple[str, ...]  # patterns of names of tensors that stay at their site
     bound: float
 
 
@@ -103,6 +104,7 @@ def resolve(job: Job) -> Strategy:
             codec=made["codec"],
             reducer=made["reducer"],
             buffers=section.buffers,
+            local=section.local,
             server_evaluation=job.evaluation.server,
         ),
         _values(section, wanted, made, job),
@@ -112,6 +114,7 @@ def resolve(job: Job) -> Strategy:
         work=section.work,
         download=download,
         buffers=section.buffers,
+        local=section.local,
         bound=section.sum.bound,
         **made,
     )
@@ -186,4 +189,4 @@ def _values(
     kinds = {f"strategy.{part}": options["kind"] for part, options in wanted.items()}
     kinds["strategy.schedule"] += f" of at least {made['schedule'].fewest_updates} updates"
     kinds["strategy.reducer"] += f" of at least {made['reducer'].fewest_updates} updates"
-    return {**kinds, "strategy.buffers": section.buffers, "evaluation.server": job.evaluation.server}
+    return {**kinds, "strategy.buffers": section.buffers, "strategy.local": section.local, "evaluation.server": job.evaluation.server}

@@ -42,7 +42,7 @@ from atoll.wire.model_file import ModelFile, crc32_of_buffer, map_file, open_mod
 from atoll.wire.tensors import load_state, manifest_of, state_of, views
 
 OnStep = Callable[[int, int], None]
-_BUFFER = "buffer/"
+_LOCAL = "local/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ class RunSession:
         yield ModelFile(manifest=self.manifest, data_offset=0, num_bytes=len(data), map=view, metadata={})
 
     def _load(self, base: ModelFile, kept: Kept) -> None:
-        """The base version's tensors, and in place of its local buffers those that this site has kept.
+        """The base version's tensors, and in place of its local ones those that this site has kept.
 
         Buffers that are no part of the state start anew, as they would after a restart of the worker.
         """
@@ -184,7 +184,7 @@ class RunSession:
                 if name in self.transient:
                     buffer.copy_(self.transient[name])
             for spec in self.layout.absent:
-                if (own := kept.tensors.get(_BUFFER + spec.name)) is not None:
+                if (own := kept.tensors.get(_LOCAL + spec.name)) is not None:
                     tensors[spec.name][0].copy_(own)
 
     def _write_update(self, round: int, base: ModelFile, training: Training, out: memoryview) -> int:
@@ -204,9 +204,9 @@ class RunSession:
     def _keep(self, round: int, training: Training) -> None:
         kept = training.optimizer.end_round()
         tensors = state_of(self.model)
-        buffers = {_BUFFER + spec.name: tensors[spec.name][0] for spec in self.layout.absent}
-        if buffers or kept.tensors or kept.values:
-            self.state.save(round, Kept(tensors={**buffers, **kept.tensors}, values=kept.values))
+        local = {_LOCAL + spec.name: tensors[spec.name][0].detach() for spec in self.layout.absent}
+        if local or kept.tensors or kept.values:
+            self.state.save(round, Kept(tensors={**local, **kept.tensors}, values=kept.values))
 
 
 def open_session(request: Prepare) -> RunSession:
@@ -233,7 +233,7 @@ def open_session(request: Prepare) -> RunSession:
         job=job,
         strategy=strategy,
         manifest=manifest,
-        layout=update_layout(manifest, strategy.codec, strategy.buffers),
+        layout=update_layout(manifest, strategy.codec, strategy.buffers, strategy.local),
         device=device,
         app=app,
         model=model,

@@ -65,7 +65,7 @@ class Pipeline:
         self._strategy = strategy
         self._manifest = manifest
         self._models = models
-        self._layout: UpdateLayout = update_layout(manifest, strategy.codec, strategy.buffers)
+        self._layout: UpdateLayout = update_layout(manifest, strategy.codec, strategy.buffers, strategy.local)
         self._partial = PartialLayout(self._layout)
         self._open: dict[int, _Open] = {}
         self._optimizer_state: tuple[int, OptimizerState] | None = None  # with the version that it belongs to
@@ -193,8 +193,8 @@ class Pipeline:
         if self._optimizer_state is not None and self._optimizer_state[0] == version:
             return self._optimizer_state[1]
         if version == 0:
-            return self._strategy.optimizer.init(self._manifest)
-        return OptimizerState.load(self._models.optimizer_path(version), self._strategy.optimizer, self._manifest)
+            return self._strategy.optimizer.init(self._layout)
+        return OptimizerState.load(self._models.optimizer_path(version), self._strategy.optimizer, self._layout)
 
 
 def _seed(seed: int, round: int) -> int:

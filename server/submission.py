@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from atoll.aggregation.layout import update_layout
 from atoll.aggregation.strategy import resolve
 from atoll.server.models import RunModels
 from atoll.server.records import RunRow
@@ -31,7 +32,7 @@ def read_submission(request: runs_pb2.SubmitRequest, settings: ServerSettings) -
     if not 1 <= len(request.request) <= 64:
         raise Malformed("request wants 1 to 64 characters", field="request", value=request.request[:80])
     job = decode_job(request.job)
-    resolve(job)
+    strategy = resolve(job)
     if job.evaluation.server and (job.job.app not in settings.apps or job.data_name not in settings.data):
         raise Malformed(
             f"evaluation.server = true needs [apps.{job.job.app}] and [data.{job.data_name}] in the server's own "
@@ -48,6 +49,7 @@ def read_submission(request: runs_pb2.SubmitRequest, settings: ServerSettings) -
             value=manifest.num_bytes,
             bound=settings.limits.max_model_bytes,
         )
+    update_layout(manifest, strategy.codec, strategy.buffers, strategy.local)
     return job, manifest
 
 

@@ -81,7 +81,7 @@ def one_round(strategy: Strategy) -> bytes:
         total.fold(site, payload, seed)
     assert isinstance(actions[-1], Close)
     out = bytearray(manifest.num_bytes)
-    before = strategy.optimizer.init(manifest)
+    before = strategy.optimizer.init(layout)
     next_model(total, optimizer=strategy.optimizer, state=before, base=data, out=out, manifest=manifest)
     assert all(torch.isfinite(t.float()).all() for t in views(manifest, out, writable=False).values())
     return bytes(out)

@@ -4,6 +4,7 @@ import pytest
 from contracts.updates import CODECS, EVERY_DTYPE, SMALL, codec, layout_of
 
 from atoll.aggregation.layout import HEADER_BYTES, MeanEntry, RawEntry, update_layout
+from atoll.wire.errors import ConfigError
 from atoll.wire.manifest import Manifest
 
 
@@ -86,10 +87,34 @@ def test_the_header_tells_layouts_apart() -> None:
         for name in CODECS
         for buffers in ("mean", "local", "first")
     }
-    assert len(headers) == 3 * 4 * 3
+    assert len(headers) == 3 * len(CODECS) * 3
     assert {len(header) for header in headers} == {HEADER_BYTES}
 
 
 def test_an_empty_model_has_an_update_of_a_header() -> None:
     layout = layout_of([])
     assert (layout.num_bytes, layout.num_values, layout.segments) == (HEADER_BYTES, 0, ())
+
+
+def test_tensors_by_pattern_stay_at_their_site() -> None:
+    manifest = Manifest.build(SMALL)
+    layout = update_layout(manifest, codec("native"), "mean", ["head.*", "norm.*"])
+    absent = {"head.weight", "norm.running_mean", "norm.num_batches_tracked"}
+    assert {spec.name for spec in layout.absent} == absent
+    assert {entry.spec.name for entry in [*layout.means, *layout.raws]} == {spec.name for spec in manifest} - absent
+    assert layout.header != update_layout(manifest, codec("native"), "mean").header
+
+
+@pytest.mark.parametrize(
+    ("patterns", "words"),
+    [
+        (["haed.*"], ["'haed.*'", "no tensor", "'head.weight'"]),
+        (["head.*", "zzz"], ["'zzz'", "no tensor"]),
+        (["*"], ["every parameter"]),
+    ],
+)
+def test_a_pattern_that_helps_nobody_is_refused(patterns: list[str], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        update_layout(Manifest.build(SMALL), codec("native"), "mean", patterns)
+    assert caught.value.key == "strategy.local"
+    assert all(word in str(caught.value) for word in words)

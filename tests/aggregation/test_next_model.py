@@ -49,7 +49,7 @@ def moved(
 ) -> tuple[bytearray, OptimizerState]:
     manifest = total.layout.manifest
     out = bytearray(b"\xa5" * manifest.num_bytes)
-    before = state or by.init(manifest)
+    before = state or by.init(total.layout)
     after = next_model(total, optimizer=by, state=before, base=bytes(base), out=out, manifest=manifest)
     return out, after
 
@@ -129,7 +129,7 @@ def test_blocks_of_a_model_equal_torch_optim_on_the_whole_vector(kind: str) -> N
     }
     layout = layout_of([entry for entry in SMALL if entry[1] == "float32" and entry[3] == "parameter"])
     manifest, by = layout.manifest, optimizer(kind, **options)
-    data, state = model_bytes(manifest, random_state(manifest, 0)), by.init(manifest)
+    data, state = model_bytes(manifest, random_state(manifest, 0)), by.init(layout)
     whole = torch.frombuffer(bytearray(data), dtype=torch.float32)
     make, torch_options = references[kind]
     reference = make([whole], **torch_options)
@@ -191,7 +191,7 @@ def test_buffers_of_another_length_or_state_of_another_model() -> None:
     with pytest.raises(ValueError, match="must belong to the manifest"):
         moved(total, data[:-1], by)
     with pytest.raises(ValueError, match="must belong to the manifest"):
-        moved(total, data, by, by.init(other.manifest))
+        moved(total, data, by, by.init(other))
 
 
 def test_without_updates_there_is_no_next_model() -> None:

@@ -4,15 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from contracts.updates import FLOATS, SMALL
+from contracts.updates import FLOATS, SMALL, layout_of
 from safetensors.torch import load_file
 
 from atoll.aggregation.optimizer_state import OptimizerState
 from atoll.aggregation.parts import build
 from atoll.wire.errors import LocalError
-from atoll.wire.manifest import Manifest
 
-MANIFEST = Manifest.build(FLOATS)
+LAYOUT = layout_of(FLOATS)
 ADAM, SGD = build("optimizer", "adam", {}), build("optimizer", "sgd", {})
 
 
@@ -21,7 +20,7 @@ def some_state() -> OptimizerState:
     tensors = {name: torch.randn(320, generator=torch.Generator().manual_seed(seed)) for seed, name in enumerate(names)}
     return OptimizerState(
         optimizer="adam",
-        schema_hash=MANIFEST.schema_hash,
+        schema_hash=LAYOUT.manifest.schema_hash,
         num_parameters={"float32": 320},
         num_steps=7,
         tensors=tensors,
@@ -31,7 +30,7 @@ def some_state() -> OptimizerState:
 def test_a_state_comes_back_bit_for_bit(tmp_path: Path) -> None:
     state, path = some_state(), tmp_path / "7.safetensors"
     state.save(path)
-    found = OptimizerState.load(path, ADAM, MANIFEST)
+    found = OptimizerState.load(path, ADAM, LAYOUT)
     assert (found.optimizer, found.num_steps, found.num_parameters) == ("adam", 7, {"float32": 320})
     assert found.tensors.keys() == state.tensors.keys()
     assert all(torch.equal(found.tensors[name], state.tensors[name]) for name in state.tensors)
@@ -47,18 +46,18 @@ def test_equal_states_are_equal_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("optimizer", [ADAM, SGD])
 def test_a_fresh_state_has_a_file_too(tmp_path: Path, optimizer: object) -> None:
-    fresh = optimizer.init(Manifest.build(SMALL))  # type: ignore[attr-defined]
+    fresh = optimizer.init(layout_of(SMALL))  # type: ignore[attr-defined]
     fresh.save(tmp_path / "0")
-    assert OptimizerState.load(tmp_path / "0", optimizer, Manifest.build(SMALL)) == fresh  # type: ignore[arg-type]
+    assert OptimizerState.load(tmp_path / "0", optimizer, layout_of(SMALL)) == fresh  # type: ignore[arg-type]
 
 
 def test_a_state_of_another_optimizer_or_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "state"
     some_state().save(path)
     with pytest.raises(LocalError, match=r"holds the state of 'adam' .* needs 'sgd'"):
-        OptimizerState.load(path, SGD, MANIFEST)
+        OptimizerState.load(path, SGD, LAYOUT)
     with pytest.raises(LocalError, match="holds the state"):
-        OptimizerState.load(path, ADAM, Manifest.build(SMALL))
+        OptimizerState.load(path, ADAM, layout_of(SMALL))
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
@@ -74,9 +73,9 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     ):
         path.write_bytes(damaged)
         with pytest.raises(LocalError, match=r"optimizer state|holds the state"):
-            OptimizerState.load(path, ADAM, MANIFEST)
+            OptimizerState.load(path, ADAM, LAYOUT)
     with pytest.raises(LocalError, match="cannot be read"):
-        OptimizerState.load(tmp_path / "absent", ADAM, MANIFEST)
+        OptimizerState.load(tmp_path / "absent", ADAM, LAYOUT)
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def combine(bench: Bench, sessions: list[RunSession], results: list[Trained], ou
         total.check(payload, result.weight)
         total.fold(session.site, payload, result.weight)
     with open_model(bench.base) as base, create(out, manifest) as new:
-        state = strategy.optimizer.init(manifest)
+        state = strategy.optimizer.init(sessions[0].layout)
         next_model(total, optimizer=strategy.optimizer, state=state, base=base.map, out=new, manifest=manifest)
 
 
@@ -89,6 +89,24 @@ def test_local_buffers_stay_at_the_site_over_rounds_and_restarts(make_bench: Mak
     again = open_session(bench.prepare("north"))
     again.evaluate(bench.evaluate(round=1), ignore)
     assert torch.equal(again.model.state_dict()["0.running_mean"], own)
+    again.train(bench.train("second-again", round=2), ignore)
+    assert bench.update("second") == bench.update("second-again")
+
+
+def test_tensors_of_its_own_stay_at_the_site_over_rounds_and_restarts(make_bench: MakeBench) -> None:
+    """FedBN by name: a norm's weights and statistics are trained here, and neither sent nor replaced by the base's."""
+    bench = make_bench(app={"batch_norm": True, "dtype": "float32"}, local=["0.*"])
+    session = open_session(bench.prepare("north"))
+    names = {entry.spec.name for entry in [*session.layout.means, *session.layout.raws]}
+    assert names == {"1.weight", "1.bias", "4.weight", "4.bias"}
+    before = session.model.state_dict()["0.weight"].clone()
+    session.train(bench.train("first"), ignore)
+    own = {name: value.clone() for name, value in session.model.state_dict().items() if name.startswith("0.")}
+    assert not torch.equal(own["0.weight"], before)
+    session.train(bench.train("second", round=2), ignore)
+    again = open_session(bench.prepare("north"))
+    again.evaluate(bench.evaluate(round=1), ignore)
+    assert all(torch.equal(again.model.state_dict()[name], value) for name, value in own.items())
     again.train(bench.train("second-again", round=2), ignore)
     assert bench.update("second") == bench.update("second-again")
 
