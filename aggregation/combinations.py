@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from atoll.aggregation.codecs.encoding import Codec
 from atoll.aggregation.reducers.reduction import Reducer
-from atoll.aggregation.schedule import Schedule
+from atoll.aggregation.schedule import Asynchronous, Schedule
 from atoll.wire.errors import ConfigError
 
 
@@ -48,6 +48,12 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
         "reducer bear fewer faulty sites",
     ),
     Refusal(
+        keys=("strategy.schedule", "strategy.reducer"),
+        applies=lambda combined: isinstance(combined.schedule, Asynchronous) and combined.reducer.needs != "sum",
+        reason="this schedule discounts stale updates in a sum, and this reducer compares updates, which no discount "
+        "makes comparable; take the reducer mean or norm_bound",
+    ),
+    Refusal(
         keys=("strategy.codec", "strategy.reducer"),
         applies=lambda combined: combined.reducer.needs == "sum" and not combined.codec.additive,
         reason="this reducer sums updates as they come, and sums of this codec's values mean nothing; "
@@ -70,6 +76,12 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
         applies=lambda combined: combined.regions and combined.reducer.needs != "sum",
         reason="a region sends the sum of its sites' updates, and this reducer needs each update by itself; take the "
         "reducer mean, or name sites of this federation alone in job.sites",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "regions"),
+        applies=lambda combined: combined.regions and isinstance(combined.schedule, Asynchronous),
+        reason="a region sends one sum for a round, so that its sites cannot be of several rounds; take the schedule "
+        "rounds, or name sites of this federation alone in job.sites",
     ),
     Refusal(
         keys=("strategy.download", "regions"),

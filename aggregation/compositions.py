@@ -50,6 +50,15 @@ BUILT_IN: Final[Mapping[str, Composition]] = {
         summary="FedAvg with Adam on the server (Reddi et al. 2020, arXiv:2003.00295, algorithm 2).",
         parts={"optimizer": {"kind": "adam", "lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-3}},
     ),
+    "fedbuff": Composition(
+        summary="Versions from the first k updates to come, stale ones discounted (Nguyen et al. 2021, "
+        "arXiv:2106.06639, algorithm 1).",
+        parts={"schedule": {"kind": "buffered", "k": 2}},
+    ),
+    "fedasync": Composition(
+        summary="A version from every update, stale ones discounted (Xie et al. 2019, arXiv:1903.03934, algorithm 1).",
+        parts={"schedule": {"kind": "buffered", "k": 1}, "optimizer": {"kind": "sgd", "lr": 0.5}},
+    ),
     "fedadagrad": Composition(
         summary="FedAvg with Adagrad on the server (Reddi et al. 2020, arXiv:2003.00295, algorithm 2).",
         parts={"optimizer": {"kind": "adagrad", "lr": 0.01, "eps": 1e-3}},

@@ -118,9 +118,7 @@ class UpdateLayout:
         return (MAGIC + digest).ljust(HEADER_BYTES, b"\x00")
 
 
-def update_layout(
-    manifest: Manifest, codec: Codec, buffers: Buffers, local: Sequence[str] = ()
-) -> UpdateLayout:
+def update_layout(manifest: Manifest, codec: Codec, buffers: Buffers, local: Sequence[str] = ()) -> UpdateLayout:
     """The layout that every party of a run derives from the model, the codec and the policies.
 
     Args:

@@ -21,12 +21,13 @@ from atoll.aggregation.reducers.coordinates import Median, TrimmedMean
 from atoll.aggregation.reducers.krum import Bulyan, Krum, MultiKrum
 from atoll.aggregation.reducers.mean import Mean, NormBound
 from atoll.aggregation.rules import FedProx, NoRule
+from atoll.aggregation.schedules.buffered import Buffered
 from atoll.aggregation.schedules.rounds import Rounds
 from atoll.aggregation.server_optimizers import Adagrad, Adam, AdamW, Sgd, Yogi
 from atoll.wire.errors import ConfigError
 
 BUILT_IN: Final[Mapping[str, Mapping[str, type]]] = {
-    "schedule": {"rounds": Rounds},
+    "schedule": {"rounds": Rounds, "buffered": Buffered},
     "rule": {"none": NoRule, "fedprox": FedProx},
     "codec": {"native": Native, "float32": Float32, "bfloat16": BFloat16, "int8": Int8, "int4": Int4},
     "reducer": {
@@ -73,7 +74,7 @@ def build(part: str, kind: str, options: Mapping[str, Any], key: str = "") -> An
         fault = ", ".join(f"lacks {name}" for name in _MEMBERS[part] if not hasattr(made, name))
     except ConfigError:
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  a plugin may raise anything
         fault = f"raises {type(error).__name__}: {error}"
     if fault:
         name = f"{made_by.__module__}.{made_by.__qualname__}"

@@ -32,8 +32,8 @@ from atoll.aggregation.blocks import BLOCK_VALUES, blocks, byte_view, whole_vect
 from atoll.aggregation.check import Terms, check_update
 from atoll.aggregation.layout import RawEntry, Segment, UpdateLayout
 from atoll.aggregation.partial import Part, PartialLayout, SumTerms, check_partial
-from atoll.aggregation.reducers.reduction import NO_METRICS, Metrics
 from atoll.aggregation.quantum import SUM_BITS, bits, quantum_exponent
+from atoll.aggregation.reducers.reduction import NO_METRICS, Metrics
 from atoll.wire.errors import BadUpdate
 from atoll.wire.manifest import TensorSpec
 from atoll.wire.tensors import Buffer

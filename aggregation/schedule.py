@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 # --- events: what the schedule is told ------------------------------------------------------------------------------
 
@@ -107,6 +107,7 @@ class Dispatch:
     sites: tuple[str, ...]
     max_weight: int
     num_sites: int = 0  # updates that the sum has room for, in a region that of the whole tree; 0: those of the cohort
+    carried: tuple[str, ...] = ()  # sites (sorted) whose open task of an earlier round goes on, and counts in this one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,4 +178,13 @@ class Schedule(Protocol[S]):
     @property
     def fewest_updates(self) -> int:
         """Updates that every closed round combines at least; sites refuse a run in which they are too few."""
+        ...
+
+
+@runtime_checkable
+class Asynchronous(Protocol):
+    """A schedule whose rounds take updates of older base versions too."""
+
+    def discount(self, staleness: int) -> float:
+        """What an update counts, from 0 to 1, whose base version is so many versions older than its round's."""
         ...

@@ -132,7 +132,9 @@ class Sgd(_TorchOptimizer):
     def step(self, parameters_P: Tensor, difference_P: Tensor, state: Blocks, num_steps: int) -> Blocks:
         if not self._stateless:
             return super().step(parameters_P, difference_P, state, num_steps)
-        parameters_P.add_(difference_P, alpha=self.lr.at(num_steps))  # what torch computes, without an optimizer made for each block
+        parameters_P.add_(
+            difference_P, alpha=self.lr.at(num_steps)
+        )  # what torch computes, without an optimizer made for each block
         return {}
 
     def precision(self, *, wide: bool) -> torch.dtype:

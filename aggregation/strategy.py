@@ -146,6 +146,7 @@ def require_regions_allowed(job: Job, regions: Sequence[str]) -> None:
         download=strategy.download,
     )
     values = {
+        "strategy.schedule": job.strategy.schedule.kind if job.strategy.schedule else strategy.name,
         "strategy.reducer": strategy.reducer.name,
         "strategy.download": strategy.download.name if strategy.download else "",
         "regions": ", ".join(regions),
@@ -189,4 +190,9 @@ def _values(
     kinds = {f"strategy.{part}": options["kind"] for part, options in wanted.items()}
     kinds["strategy.schedule"] += f" of at least {made['schedule'].fewest_updates} updates"
     kinds["strategy.reducer"] += f" of at least {made['reducer'].fewest_updates} updates"
-    return {**kinds, "strategy.buffers": section.buffers, "strategy.local": section.local, "evaluation.server": job.evaluation.server}
+    return {
+        **kinds,
+        "strategy.buffers": section.buffers,
+        "strategy.local": section.local,
+        "evaluation.server": job.evaluation.server,
+    }

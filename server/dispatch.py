@@ -11,7 +11,10 @@ from atoll.server.run_state import OpenRound, Phase, RunAction, RunState, SendTa
 
 
 def dispatch(state: RunState, action: Dispatch) -> tuple[RunState, tuple[RunAction, ...]]:
-    """New tasks for `action.sites`; a site that was asked before in this round gets the next attempt."""
+    """New tasks for `action.sites`; a site that was asked before in this round gets the next attempt.
+
+    Tasks of `action.carried` go on: their updates count in this round.
+    """
     before = state.abandoned.asked if state.abandoned and state.abandoned.number == action.round else {}
     round_ = state.rounds.get(action.round) or Round(
         number=action.round,
@@ -22,8 +25,13 @@ def dispatch(state: RunState, action: Dispatch) -> tuple[RunState, tuple[RunActi
     )
     below = {site: state.members[site].num_sites for site in action.sites if site in state.members}
     regions = {site: num_sites for site, num_sites in below.items() if num_sites}
-    round_ = round_.extended(action.sites, action.max_weight, regions)
-    tasks = dict(state.tasks)
+    round_ = round_.extended(action.sites, action.max_weight, regions, action.num_sites)
+    tasks, rounds = dict(state.tasks), dict(state.rounds)
+    for task in [task for task in tasks.values() if task.kind == "train" and task.site in action.carried]:
+        tasks[task.task] = replace(task, round=action.round, dispatched=task.given_in)
+        round_ = round_.carrying(task.site, task.attempt, task.base_version)
+        if (earlier := rounds.get(task.round)) is not None:
+            rounds[task.round] = earlier.without(frozenset((task.site,)))
     sends: list[RunAction] = []
     for site in sorted(action.sites):
         task = Task(
@@ -36,7 +44,7 @@ def dispatch(state: RunState, action: Dispatch) -> tuple[RunState, tuple[RunActi
         )
         tasks[task.task] = task
         sends.append(SendTask(task=task))
-    state = replace(state, phase=Phase.RUNNING, tasks=tasks, rounds={**state.rounds, action.round: round_})
+    state = replace(state, phase=Phase.RUNNING, tasks=tasks, rounds={**rounds, action.round: round_})
     return state, (OpenRound(round=round_), *sends)
 
 

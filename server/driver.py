@@ -150,8 +150,7 @@ class RunDriver:
     def resend_tasks(self, site: str) -> None:
         """Tell a site that is back again what is open for it, and how far the run is."""
         if self.state.version:
-            assert self.state.committed is not None
-            number = self.state.committed.number
+            number = self.state.settled_upto(site)
             self._around.send(site, committed=pb.Committed(run=self.run, round=number, version=self.state.version))
         for task in self.state.tasks.values():
             if task.site == site:
@@ -240,8 +239,8 @@ class RunDriver:
                 self._arm(name, after_s)
             case EvaluateHere(version=version):
                 self._spawn(self._evaluate(version))
-            case AnnounceCommit(round=number, version=version):
-                self._announce(number, version)
+            case AnnounceCommit(version=version):
+                self._announce(version)
             case EndRun():
                 await self._end(action)
 
@@ -281,14 +280,16 @@ class RunDriver:
             version = self.state.version
             self._later("evaluation", EVALUATION_PATIENCE_S, lambda: self.tell(EvaluationEnded(version=version)))
 
-    def _announce(self, number: int, version: int) -> None:
+    def _announce(self, version: int) -> None:
         for site in {**self.state.members, **self.state.former}:
+            number = self.state.settled_upto(site)
             self._around.send(site, committed=pb.Committed(run=self.run, round=number, version=version))
         self._on_step(Step.ANNOUNCED, self.run)
         self._spawn(self._prune())
 
     async def _prune(self) -> None:
-        in_use = {round_.base_version for round_ in self.state.rounds.values()} | set(self.state.evaluations)
+        begun = {task.base_version for task in self.state.tasks.values()}
+        in_use = begun | {round_.base_version for round_ in self.state.rounds.values()} | set(self.state.evaluations)
         newest = set(range(max(0, self.state.version - self._keep_versions + 1), self.state.version + 1))
         await asyncio.to_thread(self.models.prune, in_use | newest | {self.state.version})
 

@@ -27,7 +27,7 @@ def task_message(run: str, task: Task, round_: Round | None) -> pb.Task:
     message = pb.Task(
         key=task_key(run, task),
         kind=pb.TRAIN if task.kind == "train" else pb.EVALUATE,
-        round=task.round,
+        round=task.given_in,
         base_version=task.base_version,
     )
     if task.kind == "train" and round_ is not None:

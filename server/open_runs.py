@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 
-from atoll.aggregation.schedules.relayed import Relayed
 from atoll.aggregation.download import Download
+from atoll.aggregation.schedules.relayed import Relayed
 from atoll.aggregation.strategy import require_regions_allowed, resolve
 from atoll.server.driver import RunDriver
 from atoll.server.events import Delegated, StopAsked, decode_event, encode_event
@@ -209,9 +209,7 @@ class OpenRuns:
             row=row,
             job=job,
             plan=plan_of(job) if delegated is None else delegated_plan(job, delegated),
-            pipeline=Pipeline(
-                run=row.run, strategy=strategy, seed=job.job.seed, manifest=manifest, models=models
-            ),
+            pipeline=Pipeline(run=row.run, strategy=strategy, seed=job.job.seed, manifest=manifest, models=models),
             models=models,
             manifest=manifest,
             store=self._store,

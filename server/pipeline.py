@@ -21,6 +21,7 @@ from atoll.aggregation.next_model import next_model
 from atoll.aggregation.optimizer_state import OptimizerState
 from atoll.aggregation.partial import PartialLayout
 from atoll.aggregation.reducers.reduction import Mergeable, Reduction, RoundTerms
+from atoll.aggregation.schedule import Asynchronous
 from atoll.aggregation.strategy import Strategy
 from atoll.cluster.update_file import create_update
 from atoll.server.models import RunModels
@@ -143,8 +144,13 @@ class Pipeline:
         if site in round_.regions:
             known.sum.merge_partial(site, update)
         else:
-            known.reduction.fold(site, update, weight, round_.updates[site].metrics)
+            known.reduction.fold(site, update, weight, round_.updates[site].metrics, scale=self._scale(round_, site))
         known.folded.add(site)
+
+    def _scale(self, round_: Round, site: str) -> float:
+        """What an update counts that began with an older version than its round's."""
+        staleness, schedule = round_.staleness(site), self._strategy.schedule
+        return schedule.discount(staleness) if staleness > 0 and isinstance(schedule, Asynchronous) else 1.0
 
     def write_partial(self, round_: Round, path: Path) -> tuple[int, int]:
         """Writes the sum of a closing round as a region sends it up; length and crc32 of the file.

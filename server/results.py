@@ -74,7 +74,7 @@ class Results:
         except RemoteError as error:
             self._refuse(driver, site, result.key, error)
             return
-        round_ = driver.state.rounds.get(result.round)
+        round_ = driver.state.round_of(result.key.task, result.key.attempt)
         lacking = round_ is not None and site in driver.pipeline.lacks(round_)
         if standing is Standing.RELEASED:
             self._release(site, result.key)
@@ -113,7 +113,7 @@ class Results:
         return take
 
     async def _check(self, driver: RunDriver, site: str, result: pb.Result, update: memoryview) -> None:
-        round_ = driver.state.rounds.get(result.round)
+        round_ = driver.state.round_of(result.key.task, result.key.attempt)
         if round_ is None:
             raise _closed(driver, site, result)
         self._on_step(Step.RECEIVED, driver.run)
@@ -127,7 +127,7 @@ class Results:
 
         async def fold() -> None:
             try:
-                round_ = driver.state.rounds.get(result.round)
+                round_ = driver.state.round_of(key.task, key.attempt)
                 known = round_.updates.get(site) if round_ is not None else None
                 if round_ is None or known is None or known.attempt != key.attempt:
                     raise _closed(driver, site, result)

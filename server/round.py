@@ -20,6 +20,7 @@ class Update:
     attempt: int
     weight: int
     metrics: Metrics
+    dispatched: int = 0  # round in which its task was given, where not the one that it counts in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class Round:
     number: int
     base_version: int
     asked: Mapping[str, int]  # attempt by site; a site that is asked again gets the next one
+    bases: Mapping[str, int] = field(default_factory=dict)  # base versions of sites that began with an older one
     max_weight: int
     regions: Mapping[str, int] = field(default_factory=dict)  # number of sites below, of those asked that are regions
     room: int = 0  # updates that the sum has room for, where not those of the cohort: a region's round is part of one
@@ -53,11 +55,26 @@ class Round:
         """Members of the cohort whose update is not in, sorted."""
         return tuple(sorted(set(self.asked) - set(self.closing or self.updates)))
 
-    def extended(self, sites: tuple[str, ...], max_weight: int, regions: Mapping[str, int]) -> Round:
+    def extended(self, sites: tuple[str, ...], max_weight: int, regions: Mapping[str, int], room: int = 0) -> Round:
         """The round after more sites were asked, or the same ones again."""
         asked = {**self.asked, **{site: self.asked.get(site, 0) + 1 for site in sites}}
         regions = {**self.regions, **regions}
-        return replace(self, asked=asked, max_weight=max(self.max_weight, max_weight), regions=regions)
+        bases = {site: base for site, base in self.bases.items() if site not in sites}
+        most, room = max(self.max_weight, max_weight), max(self.room, room)
+        return replace(self, asked=asked, bases=bases, max_weight=most, regions=regions, room=room)
+
+    def staleness(self, site: str) -> int:
+        """By how many versions the base of a site's update is older than the round's."""
+        return self.base_version - self.bases.get(site, self.base_version)
+
+    def carrying(self, site: str, attempt: int, base_version: int) -> Round:
+        """The round with a site whose task was given in an earlier one."""
+        bases = {**self.bases, site: base_version}
+        return replace(self, asked={**self.asked, site: attempt}, bases=bases)
+
+    def without(self, sites: frozenset[str]) -> Round:
+        """The round without these members, whose tasks go on in a later one."""
+        return replace(self, asked={site: attempt for site, attempt in self.asked.items() if site not in sites})
 
     def accepted(self, site: str, update: Update) -> Round:
         return replace(self, updates={**self.updates, site: update})

@@ -152,16 +152,22 @@ def _timer(plan: Plan, state: RunState, event: TimerFired) -> Step:
 
 def _accepted(plan: Plan, state: RunState, event: UpdateAccepted) -> Step:
     task = state.tasks.get(event.task)
-    round_ = state.rounds.get(event.round)
+    round_ = state.rounds.get(task.round) if task is not None else None
     if task is None or round_ is None or task.attempt != event.attempt or event.site in round_.updates:
         return state, ()
-    update = Update(task=event.task, attempt=event.attempt, weight=event.weight, metrics=event.metrics)
+    update = Update(
+        task=event.task,
+        attempt=event.attempt,
+        weight=event.weight,
+        metrics=event.metrics,
+        dispatched=task.dispatched,
+    )
     state = replace(
         state,
         tasks=without(state.tasks, [task]),
-        rounds={**state.rounds, event.round: round_.accepted(event.site, update)},
+        rounds={**state.rounds, round_.number: round_.accepted(event.site, update)},
     )
-    accepted = Accepted(site=event.site, round=event.round, base_version=round_.base_version, weight=event.weight)
+    accepted = Accepted(site=event.site, round=round_.number, base_version=task.base_version, weight=event.weight)
     return _tell_schedule(plan, state, accepted)
 
 
@@ -360,7 +366,8 @@ def _asked_for(round_: Round, event: TaskLost) -> Task:
         site=event.site,
         kind="train",
         round=round_.number,
-        base_version=round_.base_version,
+        base_version=round_.bases.get(event.site, round_.base_version),
+        dispatched=round_.updates[event.site].dispatched,
     )
 
 

@@ -48,8 +48,14 @@ class Task:
     attempt: int
     site: str
     kind: Literal["train", "evaluate"]
-    round: int
+    round: int  # that its update counts in
     base_version: int
+    dispatched: int = 0  # round in which it was given, where it was carried over from there
+
+    @property
+    def given_in(self) -> int:
+        """The round that the site knows it by."""
+        return self.dispatched or self.round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +85,26 @@ class RunState:
     version: int = 0
     timers: Mapping[str, float] = field(default_factory=dict)  # name -> seconds, as set
     evaluations: Mapping[int, Evaluation] = field(default_factory=dict)  # by version; the newest two
+
+    def round_of(self, task: str, attempt: int) -> Round | None:
+        """The open round that a task's update counts in, or is accepted in."""
+        if (open_ := self.tasks.get(task)) is not None and open_.kind == "train":
+            return self.rounds.get(open_.round)
+        for round_ in self.rounds.values():
+            if any((update.task, update.attempt) == (task, attempt) for update in round_.updates.values()):
+                return round_
+        return None
+
+    def settled_upto(self, site: str) -> int:
+        """The last round of which this site's results, and those before it, are not needed any more."""
+        done = self.committed.number if self.committed is not None else 0
+        tasks = [task.given_in for task in self.tasks.values() if task.site == site and task.kind == "train"]
+        updates = [
+            update.dispatched or round_.number
+            for round_ in self.rounds.values()
+            if (update := round_.updates.get(site)) is not None
+        ]
+        return min([done, *(number - 1 for number in (*tasks, *updates))])
 
 
 # --- what is to be done ---------------------------------------------------------------------------------------------

@@ -49,11 +49,14 @@ class Reduction(Protocol):
         """Returns where the update can be folded; changes nothing. Raises BadUpdate."""
         ...
 
-    def fold(self, site: str, payload: Buffer, weight: int, metrics: Metrics = NO_METRICS) -> None:
+    def fold(
+        self, site: str, payload: Buffer, weight: int, metrics: Metrics = NO_METRICS, *, scale: float = 1.0
+    ) -> None:
         """Takes in an update that passed `check`.
 
         Args:
             metrics: that came with it.
+            scale: of its values, from 0 to 1, where it is stale; its weight stays. Always 1 for one that needs "all".
 
         Raises:
             ValueError: the site is in already.

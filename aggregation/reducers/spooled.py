@@ -128,7 +128,11 @@ class Spooled:
         terms = Terms(max_weight=self._terms.max_weight, bound=self._terms.bound)
         check_update(self.layout, terms, payload, weight, site=site, round=round, crc32=crc32)
 
-    def fold(self, site: str, payload: Buffer, weight: int, metrics: Metrics = NO_METRICS) -> None:
+    def fold(
+        self, site: str, payload: Buffer, weight: int, metrics: Metrics = NO_METRICS, *, scale: float = 1.0
+    ) -> None:
+        if scale != 1.0:
+            raise ValueError("an update that is combined by itself cannot be discounted")
         data = byte_view(payload)
         with self._lock:
             self._require_new([site])

@@ -43,7 +43,10 @@ def test_the_closed_form_of_every_schedule_in_any_order_of_asking(kind: str) -> 
 @pytest.mark.parametrize("kind", ["sgd", "adam", "adamw", "adagrad", "yogi"])
 def test_an_optimizer_moves_by_the_rate_of_its_version(kind: str) -> None:
     schedule = {"kind": "step", "step_size": 1, "gamma": 0.5}
-    fixed, falling = build("optimizer", kind, {"lr": 0.1}), build("optimizer", kind, {"lr": 0.4, "lr_schedule": schedule})
+    fixed, falling = (
+        build("optimizer", kind, {"lr": 0.1}),
+        build("optimizer", kind, {"lr": 0.4, "lr_schedule": schedule}),
+    )
     start = torch.linspace(-1, 1, 7, dtype=fixed.precision(wide=False))
     moves = []
     for optimizer in (fixed, falling):

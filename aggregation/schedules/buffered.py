@@ -1,0 +1,318 @@
+"""Asynchronous rounds: a version from the first k updates or more, whatever version they began with.
+
+::
+
+    GATHERING --Ready, enough members--> TRAINING --k updates in--> round closes, the next one opens --> TRAINING
+                                            |                              `--last one committed--> OVER (Stop)
+                                            `--fewer than k can still come, or nothing for a deadline--> OVER (GiveUp)
+
+Nobody waits for a slow site: when k updates close a round, the tasks that are out go on in the next one, and count
+less there, by how many versions they are behind. A site whose update is in begins anew with the version that it went
+into. A task that would fall behind by more than `max_staleness` is taken back, and its site begins anew too.
+
+Invariants: a site has one task at a time, and one update in a round; a round closes only when the one before it is
+committed. Equal events give equal states and actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from pydantic import Field, model_validator
+
+from atoll.aggregation.schedule import (
+    Accepted,
+    Action,
+    Asked,
+    Cancel,
+    Close,
+    Committed,
+    Dispatch,
+    Event,
+    Failed,
+    GiveUp,
+    Joined,
+    Left,
+    Ready,
+    SetTimer,
+    Stop,
+    TimerFired,
+    Withdrawn,
+)
+from atoll.wire.job import Seconds, Strict
+
+_TIMER = "progress"
+
+
+class Phase(Enum):
+    GATHERING = "gathering"
+    TRAINING = "training"
+    OVER = "over"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Out:
+    """A task that is under way."""
+
+    site: str
+    base_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferedState:
+    """Plain values, sorted by site."""
+
+    num_rounds: int
+    phase: Phase = Phase.GATHERING
+    ready: bool = False
+    round: int = 0  # the open one
+    version: int = 0
+    members: tuple[tuple[str, int], ...] = ()  # (site, max_weight)
+    out: tuple[Out, ...] = ()
+    buffer: tuple[str, ...] = ()  # whose update is in this round
+    failed: tuple[tuple[str, str], ...] = ()  # (site, reason), of this round
+    closing: tuple[str, ...] = ()  # whose update is in the round before, until that is committed
+    awaited: tuple[str, ...] = ()  # whose update was in it and was lost
+
+    @property
+    def busy(self) -> frozenset[str]:
+        return frozenset(out.site for out in self.out)
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the round before the open one is not committed yet."""
+        return bool(self.closing or self.awaited)
+
+
+Step = tuple[BufferedState, Sequence[Action]]
+
+
+class Buffered:
+    """A version from the first `k` updates to come; slow sites count less, and hold nobody up.
+
+    An update that is s versions behind counts (1 + s)^-exponent of its values (Nguyen et al. 2021, arXiv:2106.06639,
+    algorithm 1; the polynomial discount is that of Xie et al. 2019, arXiv:1903.03934, section 5.2, which is k = 1).
+    A run gives up where fewer than k sites are left, or nothing came for as long as `deadline`.
+    """
+
+    class Options(Strict):
+        k: int = Field(ge=1, le=1_000_000)
+        min: int = Field(default=2, ge=1, le=1_000_000)  # members without which the run does not start
+        max_staleness: int = Field(default=20, ge=0, le=1_000_000)  # versions
+        exponent: float = Field(default=0.5, ge=0, le=100)
+        deadline: Seconds = 600.0  # without an update
+
+        @model_validator(mode="after")
+        def _can_be_filled(self) -> Buffered.Options:
+            if self.k > self.min:
+                raise ValueError(f"k is at most min ({self.min}), else a run could start whose buffer never fills")
+            return self
+
+    def __init__(self, options: Options) -> None:
+        self.name = "buffered"
+        self.options = options
+
+    @property
+    def min_sites(self) -> int:
+        return self.options.min
+
+    @property
+    def fewest_updates(self) -> int:
+        return self.options.k
+
+    def discount(self, staleness: int) -> float:
+        return float((1 + staleness) ** -self.options.exponent)
+
+    def init(self, *, num_rounds: int, seed: int) -> BufferedState:
+        return BufferedState(num_rounds=num_rounds)
+
+    def on(self, state: BufferedState, event: Event) -> Step:
+        """The state after `event` and what is to be done; events that do not matter change nothing."""
+        if state.phase is Phase.OVER:
+            return state, ()
+        match event:
+            case Joined():
+                return self._joined(state, event)
+            case Left():
+                return self._left(state, event)
+            case Ready():
+                return self._ready(state)
+            case Accepted():
+                return self._accepted(state, event)
+            case Failed():
+                return self._failed(state, event)
+            case TimerFired():
+                return self._timer_fired(state, event)
+            case Committed():
+                return self._committed(state, event)
+            case Asked() | Withdrawn():  # of a region's rounds (relayed.py)
+                return state, ()
+
+    # --- members ----------------------------------------------------------------------------------------------------
+
+    def _joined(self, state: BufferedState, event: Joined) -> Step:
+        others = tuple(member for member in state.members if member[0] != event.site)
+        state = replace(state, members=tuple(sorted((*others, (event.site, event.max_weight)))))
+        if state.phase is Phase.GATHERING:
+            return self._start(state) if state.ready and len(state.members) >= self.options.min else (state, ())
+        if state.is_closing or event.site in state.busy or event.site in state.buffer:
+            return state, ()  # it goes on with what it has, or begins with the next version
+        return self._begin(state, (event.site,))
+
+    def _left(self, state: BufferedState, event: Left) -> Step:
+        state = replace(state, members=tuple(member for member in state.members if member[0] != event.site))
+        return self._settle(state)
+
+    def _ready(self, state: BufferedState) -> Step:
+        if state.ready:
+            return state, ()
+        state = replace(state, ready=True)
+        if len(state.members) >= self.options.min:
+            return self._start(state)
+        here = ", ".join(site for site, _ in state.members) or "nobody"
+        reason = (
+            f"the run needs {self.options.min} sites, there are {len(state.members)}: {here}; start the others again, "
+            "or lower min in the job's schedule"
+        )
+        return replace(state, phase=Phase.OVER), (GiveUp(reason=reason),)
+
+    # --- one round --------------------------------------------------------------------------------------------------
+
+    def _start(self, state: BufferedState) -> Step:
+        state = replace(state, phase=Phase.TRAINING, round=1)
+        return self._begin(state, tuple(site for site, _ in state.members))
+
+    def _begin(self, state: BufferedState, sites: tuple[str, ...]) -> Step:
+        """New tasks in the open round for members that have none."""
+        begun = tuple(Out(site=site, base_version=state.version) for site in sites)
+        state = replace(state, out=tuple(sorted((*state.out, *begun), key=lambda out: out.site)))
+        return state, (self._dispatch(state, sites=sites), SetTimer(name=_TIMER, after_s=self.options.deadline))
+
+    def _dispatch(
+        self, state: BufferedState, *, sites: tuple[str, ...] = (), carried: tuple[str, ...] = ()
+    ) -> Dispatch:
+        return Dispatch(
+            round=state.round,
+            base_version=state.round - 1,  # every round makes one version
+            sites=tuple(sorted(sites)),
+            max_weight=self._max_weight(state),
+            num_sites=self._room(state),
+            carried=carried,
+        )
+
+    def _room(self, state: BufferedState) -> int:
+        """Updates that a round can have: more than k come where the round before takes its time to be committed."""
+        return len({*(site for site, _ in state.members), *state.busy, *state.buffer, *state.closing, *state.awaited})
+
+    def _max_weight(self, state: BufferedState) -> int:
+        return max((weight for _, weight in state.members), default=1)
+
+    def _accepted(self, state: BufferedState, event: Accepted) -> Step:
+        if event.site in state.awaited and event.round == state.round - 1:
+            awaited = tuple(site for site in state.awaited if site != event.site)
+            state = replace(state, closing=_with(state.closing, event.site), awaited=awaited)
+            return state, () if awaited else (Close(round=event.round, sites=state.closing),)
+        if event.round != state.round or event.site not in state.busy:
+            return state, ()
+        out = tuple(out for out in state.out if out.site != event.site)
+        state, actions = self._settle(replace(state, out=out, buffer=_with(state.buffer, event.site)))
+        return state, (*actions, *self._patience(state))
+
+    def _failed(self, state: BufferedState, event: Failed) -> Step:
+        if event.round == state.round - 1 and event.site in (*state.closing, *state.awaited):
+            return self._lost(state, event)
+        if event.round != state.round:
+            return state, ()
+        if event.site in state.buffer:  # its bytes were lost before the commit
+            state = replace(state, buffer=tuple(site for site in state.buffer if site != event.site))
+            if event.site in (site for site, _ in state.members):
+                return self._begin(state, (event.site,))
+            gone = Out(site=event.site, base_version=state.version)  # it may come back with its update
+            state = replace(state, out=tuple(sorted((*state.out, gone), key=lambda out: out.site)))
+            return state, self._patience(state)
+        if event.site not in state.busy:
+            return state, ()
+        out = tuple(out for out in state.out if out.site != event.site)
+        failed = tuple(sorted((*state.failed, (event.site, event.reason))))
+        return self._settle(replace(state, out=out, failed=failed))
+
+    def _lost(self, state: BufferedState, event: Failed) -> Step:
+        """An update of the closing round is gone: its site is asked once more, and nothing else can take its place."""
+        if event.site in state.awaited:
+            reason = (
+                f"round {event.round} lost the update of {event.site}, which could not make it again: {event.reason}"
+            )
+            return replace(state, phase=Phase.OVER), (GiveUp(reason=reason),)
+        closing = tuple(site for site in state.closing if site != event.site)
+        state = replace(state, closing=closing, awaited=_with(state.awaited, event.site))
+        if event.site not in (site for site, _ in state.members):
+            return state, self._patience(state)
+        again = Dispatch(
+            round=event.round,
+            base_version=event.round - 1,
+            sites=(event.site,),
+            max_weight=self._max_weight(state),
+            num_sites=self._room(state),
+        )
+        return state, (again, *self._patience(state))
+
+    def _patience(self, state: BufferedState) -> tuple[Action, ...]:
+        return (SetTimer(name=_TIMER, after_s=self.options.deadline),) if state.phase is Phase.TRAINING else ()
+
+    def _settle(self, state: BufferedState) -> Step:
+        """Close a round whose buffer is full; give up where it cannot fill any more."""
+        if state.phase is not Phase.TRAINING or state.is_closing:
+            return state, ()
+        if len(state.buffer) >= self.options.k:
+            return self._close(state)
+        if len(state.buffer) + len(state.out) >= self.options.k:
+            return state, ()
+        return self._give_up(state, "no more can come")
+
+    def _close(self, state: BufferedState) -> Step:
+        """Combine what is in; what is out goes on in the next round, which is open from now on."""
+        number, out = state.round, state.out
+        close = Close(round=number, sites=state.buffer)
+        kept = tuple(o for o in out if number - o.base_version <= self.options.max_staleness)
+        if number == state.num_rounds:
+            kept = ()
+        stale = tuple(o.site for o in out if o not in kept)
+        why = f"it began more than {self.options.max_staleness} versions ago"
+        state = replace(state, round=number + 1, closing=state.buffer, buffer=(), failed=(), out=kept)
+        cancelled = self._cancelled(number, stale, "the run is over" if number == state.num_rounds else why)
+        if not kept:
+            return state, (*cancelled, close)
+        return state, (*cancelled, close, self._dispatch(state, carried=tuple(o.site for o in kept)))
+
+    def _committed(self, state: BufferedState, event: Committed) -> Step:
+        if not state.closing or event.round != state.round - 1:
+            return state, ()
+        state = replace(state, version=event.version, closing=(), awaited=())
+        if event.round == state.num_rounds:
+            return replace(state, phase=Phase.OVER), (SetTimer(name=_TIMER, after_s=0), Stop())
+        free = tuple(site for site, _ in state.members if site not in state.busy and site not in state.buffer)
+        state, begun = self._begin(state, free)
+        state, settled = self._settle(state)
+        return state, (*begun, *settled)
+
+    def _cancelled(self, number: int, sites: tuple[str, ...], reason: str) -> tuple[Action, ...]:
+        return (Cancel(round=number, sites=sites, reason=reason),) if sites else ()
+
+    def _timer_fired(self, state: BufferedState, event: TimerFired) -> Step:
+        if state.phase is Phase.TRAINING and event.name == _TIMER:
+            return self._give_up(state, f"nothing came for {self.options.deadline:g} s")
+        return state, ()
+
+    def _give_up(self, state: BufferedState, why: str) -> Step:
+        missing = [*(f"{out.site} (no update yet)" for out in state.out), *(f"{s} ({r})" for s, r in state.failed)]
+        reason = (
+            f"round {state.round} has {len(state.buffer)} of {self.options.k} updates and {why}; missing: "
+            f"{', '.join(missing) or 'nobody'}"
+        )
+        return replace(state, phase=Phase.OVER), (GiveUp(reason=reason),)
+
+
+def _with(sites: tuple[str, ...], site: str) -> tuple[str, ...]:
+    return tuple(sorted({*sites, site}))
