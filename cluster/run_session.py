@@ -33,10 +33,11 @@ from atoll.cluster.registry import AppEntry, load_app
 from atoll.cluster.seeds import training_seed
 from atoll.cluster.site_state import Kept, SiteState
 from atoll.cluster.update_file import create_update
+from atoll.wire.checksum import crc32_of
 from atoll.wire.errors import AppFailed, Malformed, NotAllowed
 from atoll.wire.job import Job, WorkSection, decode_job, explain
 from atoll.wire.manifest import Manifest
-from atoll.wire.model_file import ModelFile, crc32_of_buffer, open_model
+from atoll.wire.model_file import ModelFile, open_model
 from atoll.wire.tensors import load_state, manifest_of, state_of, views
 
 OnStep = Callable[[int, int], None]
@@ -182,7 +183,7 @@ class RunSession:
             rounding=rounding,
             bound=self.strategy.bound,
         )
-        return crc32_of_buffer(out)
+        return crc32_of(out)
 
     def _keep(self, round: int, training: Training) -> None:
         kept = training.optimizer.end_round()

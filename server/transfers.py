@@ -26,7 +26,7 @@ from atoll.transport.transfer import GRANT_METADATA_KEY, Checksums, Withdrawal, 
 from atoll.wire import control_pb2 as pb
 from atoll.wire import transfer_pb2
 from atoll.wire.errors import DiskFull, RemoteError, Stale, to_detail
-from atoll.wire.model_file import crc32_of
+from atoll.wire.model_file import crc32_of_file
 
 log = logging.getLogger(__name__)
 
@@ -340,7 +340,7 @@ class Transfers:
         if path not in self._crc32s:
             while len(self._crc32s) >= KEPT_CHECKSUMS:
                 self._crc32s.pop(next(iter(self._crc32s)))
-            self._crc32s[path] = await asyncio.to_thread(crc32_of, path)
+            self._crc32s[path] = await asyncio.to_thread(crc32_of_file, path)
         subject = Subject(direction="down", run=run, version=version)
         self._downloads[subject] = _Download(path, data_offset)
         return Ask(site=name, subject=subject, num_bytes=num_bytes, offset=offset, crc32=self._crc32s[path])
