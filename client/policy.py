@@ -36,7 +36,7 @@ class Request:
     app: str
     app_hash: str  # SHA-256, hex
     num_rounds: int
-    num_sites: int  # that each of its rounds combines at least
+    fewest_sites: int  # that an aggregate of the run combines
     submitted_by: str
     zones: tuple[str, ...]  # trust zones in which the job would connect sites directly
 
@@ -94,13 +94,13 @@ class Policy(Strict):
         return _Reason("researchers", text, request.submitted_by, ", ".join(self.researchers))
 
     def _cohort(self, request: Request) -> _Reason | None:
-        if request.num_sites >= self.min_cohort:
+        if request.fewest_sites >= self.min_cohort:
             return None
         text = (
-            f"a round of the run may combine as few as {request.num_sites} sites, min_cohort is {self.min_cohort}; raise "
+            f"a round of the run may combine as few as {request.fewest_sites} sites, min_cohort is {self.min_cohort}; raise "
             f"min (and quorum, where it is set) of the job's schedule to {self.min_cohort}"
         )
-        return _Reason("min_cohort", text, request.num_sites, self.min_cohort)
+        return _Reason("min_cohort", text, request.fewest_sites, self.min_cohort)
 
     def _rounds(self, request: Request) -> _Reason | None:
         if request.num_rounds <= self.max_rounds:

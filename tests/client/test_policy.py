@@ -12,7 +12,9 @@ from atoll.wire.errors import ConfigError, PolicyRefused
 from atoll.wire.job import parse_job
 
 HASH = "ab" * 32
-REQUEST = Request(run="run-1", app="digits", app_hash=HASH, num_rounds=20, num_sites=3, submitted_by="alice", zones=())
+REQUEST = Request(
+    run="run-1", app="digits", app_hash=HASH, num_rounds=20, fewest_sites=3, submitted_by="alice", zones=()
+)
 ALLOWING = f"""
 allowed_apps = [{{ name = "digits", hash = "{HASH}" }}]
 researchers = ["alice"]
@@ -37,7 +39,7 @@ def test_what_is_allowed_passes(tmp_path: Path) -> None:
         ({"app": "other"}, "allowed_apps"),
         ({"app_hash": "cd" * 32}, "allowed_apps"),
         ({"submitted_by": "mallory"}, "researchers"),
-        ({"num_sites": 2}, "min_cohort"),
+        ({"fewest_sites": 2}, "min_cohort"),
         ({"num_rounds": 21}, "max_rounds"),
         ({"zones": ("lab",)}, "zones"),
     ],
@@ -78,7 +80,7 @@ def test_the_starter_allows_nothing_and_explains_each_key(tmp_path: Path) -> Non
     path = written(tmp_path, STARTER_POLICY)
     assert load_policy(path) == Policy()
     with pytest.raises(PolicyRefused):
-        check_request(path, replace(REQUEST, num_sites=1000, num_rounds=1), site="north")
+        check_request(path, replace(REQUEST, fewest_sites=1000, num_rounds=1), site="north")
     lines = STARTER_POLICY.splitlines()
     for key in Policy.model_fields:
         at = next(i for i, line in enumerate(lines) if line.startswith(f"{key} = "))
