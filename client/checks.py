@@ -1,4 +1,4 @@
-"""What `atoll doctor` looks at: identity, server, clock, disk, device, apps, data and policy of one home.
+"""What `atoll doctor` looks at: identity, server, clock, disk, device, apps, scripts, data and policy of one home.
 
 A check never raises: what it meets becomes its verdict, with advice, so that one fault does not hide the next.
 """
@@ -24,7 +24,7 @@ from atoll.client.people import load_settings as load_person_settings
 from atoll.client.policy import Policy, load_policy
 from atoll.client.settings import SiteSettings
 from atoll.client.settings import load_settings as load_site_settings
-from atoll.cluster.registry import hash_distribution
+from atoll.cluster.registry import hash_distribution, hash_script
 from atoll.transport.identity import Identity, load_identity, utc_now
 from atoll.wire.errors import AtollError
 
@@ -69,6 +69,8 @@ def check_home(home: Path, *, now: datetime | None = None) -> list[Check]:
     found.append(_check_device(settings.devices.device if isinstance(settings, SiteSettings) else "auto"))
     if settings is not None:
         found += _check_apps(settings, _policy(site, found) if isinstance(settings, SiteSettings) else None)
+        if isinstance(settings, SiteSettings):
+            found += _check_scripts(settings)
         found += _check_data(settings.data)
     return found
 
@@ -196,6 +198,16 @@ def _check_apps(settings: SiteSettings | PersonSettings, policy: Policy | None) 
             yield Check(
                 name=title, verdict=Verdict.WARNED, found=f"{distribution}, hash {digest}: {why}", advice=advice
             )
+
+
+def _check_scripts(settings: SiteSettings) -> Iterator[Check]:
+    for name, script in sorted(settings.scripts.items()):
+        try:
+            found = f"{script.path}, hash {hash_script(script.path)}"
+        except AtollError as error:
+            yield Check(name=f"script {name}", verdict=Verdict.FAILED, found=str(error))
+        else:
+            yield Check(name=f"script {name}", verdict=Verdict.OK, found=found)
 
 
 def _check_data(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[Check]:

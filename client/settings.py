@@ -119,6 +119,11 @@ name = "{name}"
 # distribution = "atoll-examples"
 # entry_point = "digits"
 
+# Scripts of this machine that train with a loop of their own. As with an app, the name is given here, and the hash is
+# that of the file; `atoll site status` shows both. A job cannot ask for a script in this version.
+# [scripts.segmentation]
+# path = "/opt/segmentation/train.py"
+
 # Data of this site. A job asks for it by name; the keys go to the app as they are, so use absolute paths.
 # [data.digits]
 # path = "/data/digits/train.npz"

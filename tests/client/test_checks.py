@@ -38,13 +38,15 @@ def test_an_empty_folder_is_told_what_it_lacks(tmp_path: Path) -> None:
     }
 
 
-def test_a_site_hears_of_settings_policy_apps_and_data(tmp_path: Path) -> None:
+def test_a_site_hears_of_settings_policy_apps_scripts_and_data(tmp_path: Path) -> None:
     (tmp_path / "there.npz").touch()
     (tmp_path / "site.toml").write_text(
         '[site]\nname = "ward"\nserver = "127.0.0.1:1"\n'
         '[apps.known]\ndistribution = "atoll-examples"\nentry_point = "digits"\n'
         '[apps.other]\ndistribution = "atoll-examples"\nentry_point = "digits"\n'
         '[apps.absent]\ndistribution = "no-such-distribution"\nentry_point = "x"\n'
+        f'[scripts.old]\npath = "{tmp_path / "there.npz"}"\n'
+        f'[scripts.away]\npath = "{tmp_path / "gone.py"}"\n'
         f'[data.known]\npath = "{tmp_path / "there.npz"}"\n'
         f'[data.absent]\npath = "{tmp_path / "gone.npz"}"\n'
     )
@@ -57,6 +59,8 @@ def test_a_site_hears_of_settings_policy_apps_and_data(tmp_path: Path) -> None:
         "app known": Verdict.OK,
         "app other": Verdict.WARNED,  # installed, and the policy does not allow it
         "app absent": Verdict.FAILED,
+        "script old": Verdict.OK,
+        "script away": Verdict.FAILED,
         "data known": Verdict.OK,
         "data absent": Verdict.FAILED,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,19 @@ def test_the_starter_loads_and_names_no_app(tmp_path: Path) -> None:
     assert "server.example:8443" in path.read_text()
     assert not settings.apps
     assert not settings.site.plaintext
+
+
+def test_each_table_that_the_starter_explains_is_one_when_it_is_taken_in(tmp_path: Path) -> None:
+    """What is commented out is right too: a person removes the '#' and nothing else."""
+    path = tmp_path / "site.toml"
+    table = re.compile(r"(?m)^# (\[[a-z]+\.[a-z]+\]|[a-z_]+ = .*)$")
+    path.write_text(table.sub(r"\1", starter_settings(name="north", server="server.example:8443")))
+    settings = load_settings(path)
+    assert settings.site.server == "server.example:8443"
+    assert settings.apps["digits"].entry_point == "digits"
+    assert settings.scripts["segmentation"].path == Path("/opt/segmentation/train.py")
+    assert settings.data["digits"] == {"path": "/data/digits/train.npz"}
+    assert settings.capacity.labels == {"region": "north"}
 
 
 def test_one_agent_a_home(tmp_path: Path) -> None:
