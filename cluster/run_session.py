@@ -35,7 +35,8 @@ from atoll.cluster.site_state import Kept, SiteState
 from atoll.cluster.update_file import create_update
 from atoll.wire.checksum import crc32_of
 from atoll.wire.errors import AppFailed, Malformed, NotAllowed
-from atoll.wire.job import Job, WorkSection, decode_job, explain
+from atoll.wire.explain import explain
+from atoll.wire.job import Job, WorkSection, decode_job
 from atoll.wire.manifest import Manifest
 from atoll.wire.model_file import ModelFile, open_model
 from atoll.wire.tensors import load_state, manifest_of, state_of, views

@@ -169,7 +169,7 @@ def test_a_result_that_is_none_of_a_region(hostile: pb.Result, field: str) -> No
 def test_a_site_sends_no_sums() -> None:
     theirs = result(30)
     theirs.key.task = "r1.alone"
-    with pytest.raises(BadUpdate, match="wanted one payload named update"):
+    with pytest.raises(BadUpdate, match="payloads is sum, wanted update"):
         standing_of(upper_state(), "alone", theirs, run=RUN, update_bytes=100, partial_bytes=800)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -88,15 +89,25 @@ def test_what_is_committed_or_of_an_ended_run_may_be_dropped() -> None:
         (OTHER, result(FIRST), NotAllowed, "given to another site"),
         (FIRST, result(FIRST, round=9), NotAllowed, "not in the cohort"),
         (FIRST, result(FIRST, attempt=2), Stale, r"another attempt .*attempt is 2, wanted 1"),
-        (FIRST, result(FIRST, weight=0), BadUpdate, "weight is 0, wanted 1 to 50"),
+        (FIRST, result(FIRST, weight=0), BadUpdate, "weight is 0, wanted 1 to 50.*restart the site's agent"),
         (FIRST, result(FIRST, weight=MAX_WEIGHT + 1), BadUpdate, "weight is 51, wanted 1 to 50, as declared"),
         (FIRST, result(FIRST, payloads=[]), BadUpdate, "payloads is none, wanted update"),
         (FIRST, result(FIRST, payloads=[pb.Payload(name="model", num_bytes=100)]), BadUpdate, "payloads is model"),
         (FIRST, result(FIRST, payloads=[pb.Payload(name="update")] * 2), BadUpdate, "payloads is update, update"),
-        (FIRST, result(FIRST, payloads=[pb.Payload(name="update", num_bytes=99)]), BadUpdate, "is 99, wanted 100"),
+        (
+            FIRST,
+            result(FIRST, payloads=[pb.Payload(name="update", num_bytes=99)]),
+            BadUpdate,
+            "is 99, wanted 100.*install the server's version",
+        ),
         (FIRST, result(FIRST, metrics={"loss": pb.MetricSum(sum=math.nan, count=1)}), BadUpdate, "'loss' is not"),
         (FIRST, result(FIRST, metrics={"loss": pb.MetricSum(sum=1, count=-1)}), BadUpdate, "count >= 0"),
-        (FIRST, result(FIRST, metrics={f"m{i}": pb.MetricSum() for i in range(MAX_METRICS + 1)}), TooLarge, "257"),
+        (
+            FIRST,
+            result(FIRST, metrics={f"m{i}": pb.MetricSum() for i in range(MAX_METRICS + 1)}),
+            TooLarge,
+            "257, wanted at most 256",
+        ),
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) and " " in value else "",
 )
@@ -106,10 +117,13 @@ def test_what_cannot_be_taken_is_named(site: str, told: pb.Result, kind: type[Re
         standing(state, site, told)
     assert (refused.value.site, refused.value.run, refused.value.round) == (site, "run", told.round)
     assert refused.value.field
+    assert re.search(r"wanted .+\); (restart|nothing is|if this|install|have the app)", str(refused.value)), (
+        "what to do"
+    )
 
 
 def test_an_update_for_an_old_round_is_stale() -> None:
-    with pytest.raises(Stale, match=r"round 1 is closed .*wanted 2"):
+    with pytest.raises(Stale, match=r"round 1 is closed .*wanted 2.*longer deadline"):
         standing(of_second_round(), OTHER, result(OTHER))
 
 
@@ -138,7 +152,8 @@ def test_a_weight_that_was_not_declared_is_refused(told: pb.Result) -> None:
 
 def test_whatever_was_declared_no_weight_is_beyond_what_a_float64_counts() -> None:
     state = begin(PLAN)
-    for event in (*(Joined(site=site, max_weight=2**60, labels={}) for site in ("a", "b", "c", "d")), Ready()):
+    joined = [Joined(site=site, max_weight=2**60, labels={}) for site in ("a", "b", "c", "d")]
+    for event in (*joined, Ready()):
         state, _ = advance(PLAN, state, event)
     assert standing(state, FIRST, result(FIRST, weight=2**53)) is Standing.NEW
     with pytest.raises(BadUpdate, match="weight is"):
