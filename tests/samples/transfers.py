@@ -116,7 +116,9 @@ async def refuse(context: Any, error: AtollError) -> None:
     """Lets the error reach the peer in the form that travels."""
     if not isinstance(error, RemoteError):
         raise error
-    await context.abort(error.status, error.message, ((METADATA_KEY, to_detail(error).SerializeToString()),))
+    await context.abort(
+        grpc.StatusCode[error.status], error.message, ((METADATA_KEY, to_detail(error).SerializeToString()),)
+    )
 
 
 def flipped(frame: bytes) -> bytes:
