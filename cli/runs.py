@@ -163,6 +163,10 @@ def _end(snapshot: runs_pb2.RunSnapshot, as_json: bool) -> None:
 def _print(snapshot: runs_pb2.RunSnapshot) -> None:
     from rich.console import Console
 
-    from atoll.cli.run_view import render
+    from atoll.cli.run_view import lines, render
 
-    Console().print(render(snapshot))
+    console = Console()
+    if console.is_terminal:
+        console.print(render(snapshot, console.width))
+    else:
+        print("\n".join(lines(snapshot)))
