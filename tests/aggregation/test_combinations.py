@@ -1,4 +1,4 @@
-"""Every cell of the table of combinations runs here, or is refused with a reason."""
+"""Every cell of the table of combinations, judged at the sites or at the server, runs here or is refused with a reason."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from contracts.updates import BOUND, SMALL, encoded, random_state
+from samples.median import Median
 from torch import nn
 
 from atoll.aggregation import combinations, parts
@@ -16,7 +17,6 @@ from atoll.aggregation.combinations import Combined, refusal
 from atoll.aggregation.layout import update_layout
 from atoll.aggregation.next_model import next_model
 from atoll.aggregation.parts import build
-from atoll.aggregation.reducers import Mean
 from atoll.aggregation.strategy import (
     Accepted,
     Close,
@@ -35,25 +35,37 @@ from atoll.wire.tensors import views, write_state
 REQUIRED: dict[tuple[str, str], dict[str, Any]] = {("rule", "fedprox"): {"mu": 0.1}}
 MODEL = [entry for entry in SMALL if entry[0] != "head.weight"]
 BUFFERS = ("mean", "local", "first")
-CELLS = list(itertools.product(*(parts.BUILT_IN[part] for part in parts.BUILT_IN), BUFFERS))
+EVALUATED = {"at-sites": False, "at-server": True}
+CELLS = list(itertools.product(*(parts.BUILT_IN[part] for part in parts.BUILT_IN), BUFFERS, EVALUATED))
 
 
-def job(cell: tuple[str, ...], *, server_evaluation: bool = False) -> Job:
+def cell_with(**changes: str) -> tuple[str, ...]:
+    """The first cell of the table, but for these."""
+    names = [*parts.BUILT_IN, "buffers", "evaluated"]
+    assert changes.keys() <= set(names)
+    return tuple(changes.get(name, kind) for name, kind in zip(names, CELLS[0], strict=True))
+
+
+def job(cell: tuple[str, ...]) -> Job:
     names = zip(parts.BUILT_IN, cell, strict=False)
     strategy = {part: {"kind": kind, **REQUIRED.get((part, kind), {})} for part, kind in names}
     return parse_job(
         {
             "job": {"name": "cell", "app": "cell", "rounds": 1},
-            "strategy": {**strategy, "buffers": cell[-1]},
-            "evaluation": {"server": server_evaluation},
+            "strategy": {**strategy, "buffers": cell[-2]},
+            "evaluation": {"server": EVALUATED[cell[-1]]},
         }
     )
 
 
 @pytest.mark.parametrize("cell", CELLS, ids="-".join)
 def test_every_cell_runs_a_round_or_is_refused(cell: tuple[str, ...]) -> None:
-    strategy = resolve(job(cell))
-    one, other = one_round(strategy), one_round(resolve(job(cell)))
+    *_, buffers, evaluated = cell
+    if (buffers, evaluated) == ("local", "at-server"):
+        with pytest.raises(ConfigError, match="the server would judge a model that no site uses"):
+            resolve(job(cell))
+        return
+    one, other = one_round(resolve(job(cell))), one_round(resolve(job(cell)))
     assert one == other
     assert len(one) == Manifest.build(MODEL).num_bytes
 
@@ -104,6 +116,9 @@ class Sparse(Native):
         self.additive = False
 
 
+MEDIAN = Median(Median.Options())
+
+
 def combined(**changes: Any) -> Combined:
     parts_: dict[str, Any] = {
         "codec": build("codec", "native", {}),
@@ -129,16 +144,9 @@ def test_local_buffers_cannot_be_judged_on_the_server() -> None:
     with pytest.raises(
         ConfigError, match=r"strategy\.buffers = 'local' with evaluation\.server = True: .*local buffers"
     ):
-        resolve(job((*CELLS[0][:-1], "local"), server_evaluation=True))
-    resolve(job((*CELLS[0][:-1], "mean"), server_evaluation=True))
-
-
-class Chooses(Mean):
-    """A reducer that looks at each update by itself."""
-
-    def __init__(self) -> None:
-        super().__init__(Mean.Options())
-        self.name, self.needs = "chooses", "all"
+        resolve(job(cell_with(buffers="local", evaluated="at-server")))
+    resolve(job(cell_with(buffers="mean", evaluated="at-server")))
+    resolve(job(cell_with(buffers="local", evaluated="at-sites")))
 
 
 @pytest.mark.parametrize(
@@ -148,8 +156,9 @@ class Chooses(Mean):
         ({"regions": True, "codec": build("codec", "int8", {})}, False),
         ({"regions": True, "buffers": "first"}, False),
         ({"regions": True, "buffers": "local"}, False),
-        ({"reducer": Chooses()}, False),
-        ({"regions": True, "reducer": Chooses()}, True),
+        ({"reducer": MEDIAN}, False),
+        ({"codec": Sparse(), "reducer": MEDIAN}, False),
+        ({"regions": True, "reducer": MEDIAN}, True),
     ],
 )
 def test_regions_need_a_reducer_that_sums(changes: dict[str, Any], refused: bool) -> None:
@@ -160,24 +169,40 @@ def test_regions_need_a_reducer_that_sums(changes: dict[str, Any], refused: bool
 
 def test_a_refused_region_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     require_regions_allowed(job(CELLS[0]), ["north"])
-    monkeypatch.setitem(parts.BUILT_IN["reducer"], "mean", ChoosesMean)
+    monkeypatch.setitem(parts.BUILT_IN["reducer"], "mean", Median)
     require_regions_allowed(job(CELLS[0]), [])
-    with pytest.raises(
-        ConfigError, match=r"strategy\.reducer = 'chooses' with regions = 'north, south': .*each update"
-    ):
+    with pytest.raises(ConfigError, match=r"strategy\.reducer = 'median' with regions = 'north, south': .*each update"):
         require_regions_allowed(job(CELLS[0]), ["north", "south"])
 
 
-class ChoosesMean(Chooses):
-    """The same as a part that a job names."""
+REASONS = {
+    ("strategy.codec", "strategy.reducer"): (
+        combined(codec=Sparse()),
+        "sums of this codec's values mean nothing; take an additive codec",
+    ),
+    ("strategy.buffers", "evaluation.server"): (
+        combined(buffers="local", server_evaluation=True),
+        "the server would judge a model that no site uses; set evaluation.server = false, or buffers = mean",
+    ),
+    ("strategy.reducer", "regions"): (
+        combined(reducer=MEDIAN, regions=True),
+        "this reducer needs each update by itself; take the reducer mean, or name sites of this federation alone",
+    ),
+}
 
-    class Options(Mean.Options):
-        pass
 
-    def __init__(self, options: Options) -> None:
-        super().__init__()
+def test_each_refusal_is_of_two_keys_and_says_why_and_what_to_do() -> None:
+    assert [found.keys for found in combinations.REFUSALS] == [*REASONS]
+    for keys, (case, words) in REASONS.items():
+        found = refusal(case)
+        assert found is not None
+        assert found.keys == keys
+        assert words in found.reason
 
 
-def test_each_refusal_has_a_test_and_a_reason() -> None:
-    assert len(combinations.REFUSALS) == 3
-    assert all(len(found.reason) > 40 for found in combinations.REFUSALS)
+def test_a_reducer_that_needs_every_update_runs_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(parts.BUILT_IN["reducer"], "mean", Median)
+    strategies = [resolve(job(cell_with(codec=codec))) for codec in parts.BUILT_IN["codec"]]
+    assert {strategy.reducer.name for strategy in strategies} == {"median"}
+    for strategy in strategies:
+        assert one_round(strategy) == one_round(strategy)

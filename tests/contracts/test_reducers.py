@@ -13,7 +13,7 @@ from contracts.updates import BOUND, CODECS, SMALL, decoded, encoded, layout_of,
 from torch import Tensor
 
 from atoll.aggregation.layout import UpdateLayout
-from atoll.aggregation.reducers import Reduction
+from atoll.aggregation.reducers import Mergeable, Reduction
 from atoll.wire.errors import BadUpdate
 
 WEIGHTS = {"amber": 7, "birch": 120, "cedar": 33, "dune": 120}
@@ -38,7 +38,7 @@ def reduced(
     num_sites: int = len(WEIGHTS),
     max_weight: int | None = None,
 ) -> Reduction:
-    reduction = case.make().init(
+    reduction = case.made_by().init(
         layout, num_sites=num_sites, max_weight=max_weight or max(weights.values()), bound=BOUND
     )
     for site, payload in payloads.items():
@@ -153,11 +153,22 @@ def test_a_flipped_bit_is_refused_by_the_checksum(case: ReducerCase) -> None:
             reduction.check(flipped, 1, crc32=zlib.crc32(payload))
 
 
+def test_only_what_sums_travels_up_a_tree_as_a_part(case: ReducerCase) -> None:
+    """A region sends the part of a reduction; one that needs every update has none that stands for them."""
+    reducer = case.made_by()
+    assert reducer.needs in ("sum", "all")
+    assert isinstance(reduced(case, layout_of(SMALL), {}), Mergeable) == (reducer.needs == "sum")
+
+
+def test_the_suite_holds_a_reducer_of_each_need(case: ReducerCase) -> None:
+    assert {other.made_by().needs for other in CASES} == {"sum", "all"}
+
+
 def test_a_site_counts_once(case: ReducerCase) -> None:
     layout = layout_of(SMALL)
     payloads = updates(layout)
     reduction = reduced(case, layout, payloads)
-    with pytest.raises(ValueError, match="birch is in the sum already"):
+    with pytest.raises(ValueError, match=r"birch is in .*already"):
         reduction.fold("birch", payloads["birch"], 1)
 
 
