@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from isal import isal_zlib
 from torch import Tensor
 
 from atoll.aggregation.blocks import blocks, byte_view
 from atoll.aggregation.encode import require_finite
 from atoll.aggregation.layout import HEADER_BYTES, RawEntry, Segment, UpdateLayout
+from atoll.wire.checksum import crc32_of
 from atoll.wire.errors import BadUpdate
 from atoll.wire.manifest import TensorSpec
 from atoll.wire.tensors import DTYPES, Buffer
@@ -86,7 +86,7 @@ def _check_frame(layout: UpdateLayout, payload: Buffer, crc32: int | None) -> No
             value=bytes(data[:HEADER_BYTES]).hex(),
             bound=layout.header.hex(),
         )
-    if crc32 is not None and (found := isal_zlib.crc32(data)) != crc32:
+    if crc32 is not None and (found := crc32_of(data)) != crc32:
         raise BadUpdate("update is damaged: its checksum differs", field="crc32", value=found, bound=crc32)
     for start, stop in layout.gaps:
         if any(data[start:stop]):

@@ -25,6 +25,7 @@ from atoll.aggregation.schedules.buffered import Buffered
 from atoll.aggregation.schedules.rounds import Rounds
 from atoll.aggregation.server_optimizers import Adagrad, Adam, AdamW, Sgd, Yogi
 from atoll.wire.errors import ConfigError
+from atoll.wire.explain import shown, wanted_of
 
 BUILT_IN: Final[Mapping[str, Mapping[str, type]]] = {
     "schedule": {"rounds": Rounds, "buffered": Buffered},
@@ -87,7 +88,9 @@ def options_of(made_by: type, key: str) -> type[BaseModel]:
     options = getattr(made_by, "Options", None)
     if not (isinstance(options, type) and issubclass(options, BaseModel)):
         name = f"{made_by.__module__}.{made_by.__qualname__}"
-        raise ConfigError(f"{key}: the plugin {name} has no Options (a pydantic model)", key=key, value=name)
+        raise ConfigError(
+            f"{key}: the plugin {name} has no Options (a pydantic model); tell its author", key=key, value=name
+        )
     return options
 
 
@@ -98,7 +101,9 @@ def _class_of(part: str, kind: str, key: str) -> type:
     if plugin is None:
         raise unknown_kind(key, kind, [*BUILT_IN[part], *(point.name for point in plugins.installed(part))])
     if not isinstance(plugin.value, type):
-        raise ConfigError(f"{key} = {kind!r}: {plugin.source} gives no class", key=key, value=kind, bound="a class")
+        raise ConfigError(
+            f"{key} = {kind!r}: {plugin.source} gives no class; tell its author", key=key, value=kind, bound="a class"
+        )
     return plugin.value
 
 
@@ -122,10 +127,11 @@ def _explain(error: ValidationError, key: str, kind: str, options: type[BaseMode
         return ConfigError(
             f"{place}: {kind} has no such option; {hint}{more}",
             key=place,
-            value=repr(fault["input"])[:80],
+            value=shown(fault["input"]),
             bound=", ".join(known) or "no options",
         )
     if fault["type"] == "missing":
-        return ConfigError(f"{place} is missing: {kind} needs it{more}", key=place, bound="a value")
-    value, wanted = repr(fault["input"])[:80], fault["msg"].removeprefix("Value error, ")
+        text = f'{place} is missing: {kind} needs it, as in {{ kind = "{kind}", {fault["loc"][-1]} = ... }}'
+        return ConfigError(f"{text}{more}", key=place, bound="a value")
+    value, wanted = shown(fault["input"]), wanted_of(fault)
     return ConfigError(f"{place} = {value}: {wanted}{more}", key=place, value=value, bound=wanted)

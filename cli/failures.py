@@ -6,6 +6,7 @@ import os
 import sys
 
 from atoll.cli.exit_codes import ExitCode
+from atoll.cli.output import one_line
 
 TRACEBACK_VARIABLE = "ATOLL_TRACEBACK"
 
@@ -21,7 +22,7 @@ def report(error: BaseException) -> int:
 
         traceback.print_exception(error)
     code = exit_code(error)
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = one_line(str(error)) or type(error).__name__
     if code is ExitCode.FAULT:
         text = f"{type(error).__name__}: {text} (a fault in Atoll; `atoll --debug ...` shows where)"
     print(f"atoll: {text}", file=sys.stderr)

@@ -5,11 +5,12 @@ It goes to stderr, so that stdout stays free for data.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from atoll.cli.output import note
+from atoll.cli.output import note, printable
 from atoll.cli.run_view import ENDED, render, round_line, status_line
 
 if TYPE_CHECKING:
@@ -31,8 +32,9 @@ class View(Protocol):
 
 
 def open_view() -> View:
-    """A view that fits stderr: drawn in place on a terminal, lines elsewhere."""
-    return Screen() if sys.stderr.isatty() else Lines(note)
+    """A view that fits stderr: drawn in place on a terminal that can, lines elsewhere."""
+    can_redraw = sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+    return Screen() if can_redraw else Lines(note)
 
 
 class Lines:
@@ -46,6 +48,7 @@ class Lines:
 
     def show(self, snapshot: runs_pb2.RunSnapshot) -> None:
         """Writes what is new since the last snapshot."""
+        self._said = ""  # there is a connection again: what was said of the last one may come anew
         ended = snapshot.status in ENDED
         if snapshot.status != self._status and not ended:
             self._write(status_line(snapshot))
@@ -59,7 +62,7 @@ class Lines:
         self._status = snapshot.status
 
     def say(self, text: str) -> None:
-        """Writes a line about the connection, once."""
+        """Writes a line about the connection, once each time that it is lost."""
         if text != self._said:
             self._said = text
             self._write(text)
@@ -80,13 +83,13 @@ class Screen:
 
     def show(self, snapshot: runs_pb2.RunSnapshot) -> None:
         """Draws the present state."""
-        self._live.update(render(snapshot))
+        self._live.update(render(snapshot, self._live.console.width))
 
     def say(self, text: str) -> None:
         """Prints a line above the view."""
         from rich.text import Text
 
-        self._live.console.print(Text(text, style="dim"))
+        self._live.console.print(Text(printable(text), style="dim"))
 
     def close(self) -> None:
         """Leaves the last state on the screen and the cursor below it."""

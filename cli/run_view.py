@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from atoll.cli.output import size
+from atoll.cli.output import one_line, size
 from atoll.cli.snapshots import headline_metric, metric_values
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ ENDED = frozenset({"finished", "failed", "stopped"})
 ROUNDS_SHOWN = 12  # the rest of a terminal of 24 lines is for the sites
 SITES_SHOWN = 40
 BAR_WIDTH = 24
+ENDLESS = 10_000  # columns of a pipe
+BESIDE = 60  # columns from which what a site says, or a bar, fits beside its state
+WIDE = 80  # columns of a terminal that nobody has resized
 STYLES: Mapping[str, str] = {
     "training": "cyan",
     "evaluating": "cyan",
@@ -32,7 +35,7 @@ STYLES: Mapping[str, str] = {
 def status_line(snapshot: runs_pb2.RunSnapshot) -> str:
     """The run in one line, with the reason where there is one."""
     where = f", round {snapshot.round} of {snapshot.num_rounds}" if snapshot.status == "running" else ""
-    why = f": {snapshot.reason.message}" if snapshot.reason.message else ""
+    why = f": {one_line(snapshot.reason.message)}" if snapshot.reason.message else ""
     return f"run {snapshot.run} ({snapshot.name}) is {snapshot.status}{where}{why}"
 
 
@@ -41,60 +44,104 @@ def round_line(record: runs_pb2.RoundRecord, num_rounds: int) -> str:
     parts = [f"round {record.round} of {num_rounds}", f"{record.num_sites} sites", f"{record.seconds:.1f} s"]
     parts += [f"{title} {value:.4f}" for title, value in _judgements(record)]
     if record.missing:
-        reasons = {site: f" ({record.reasons[site]})" if site in record.reasons else "" for site in record.missing}
+        told = record.reasons
+        reasons = {site: f" ({one_line(told[site])})" if site in told else "" for site in record.missing}
         parts.append("without " + ", ".join(site + reason for site, reason in reasons.items()))
     return ", ".join(parts)
 
 
-def render(snapshot: runs_pb2.RunSnapshot) -> RenderableType:
-    """The whole view of one moment."""
+def render(snapshot: runs_pb2.RunSnapshot, width: int = WIDE) -> RenderableType:
+    """The whole view of one moment, in so many columns."""
     from rich.console import Group
     from rich.text import Text
 
     ended = snapshot.status in ENDED
     parts: list[RenderableType] = [Text(status_line(snapshot), style="bold")]
     if snapshot.sites and snapshot.status != "finished":
-        parts.append(sites_table(snapshot))
+        parts.append(sites_table(snapshot, width))
+        if width < BESIDE:
+            parts += [Text(f"{site.site}: {one_line(site.detail)}") for site in snapshot.sites if site.detail]
     if snapshot.rounds:
-        parts.append(rounds_table(snapshot, newest=None if ended else ROUNDS_SHOWN))
+        parts.append(rounds_table(snapshot, newest=None if ended else ROUNDS_SHOWN, width=width))
     return Group(*parts)
 
 
-def sites_table(snapshot: runs_pb2.RunSnapshot) -> Table:
-    """Each site's state and, while it works, how many of its steps are done."""
+def lines(snapshot: runs_pb2.RunSnapshot) -> list[str]:
+    """The same for a pipe or a file: without colours, and each row on one line, however long."""
+    from io import StringIO
+
+    from rich.console import Console
+
+    text = StringIO()
+    Console(file=text, width=ENDLESS, force_terminal=False, color_system=None).print(render(snapshot, ENDLESS))
+    return [line.rstrip() for line in text.getvalue().splitlines()]
+
+
+def sites_table(snapshot: runs_pb2.RunSnapshot, width: int = WIDE) -> Table:
+    """Each site's state and, while it works, how many of its steps are done; in a wide one, what it says."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("site", "state", "steps", "", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    wide = width >= BESIDE
+    table = Table("site", "state", "steps", *([""] if wide else []), box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in table.columns[:3]:
+        column.no_wrap = True
     for site in snapshot.sites[:SITES_SHOWN]:
         bar = ProgressBar(total=site.total, completed=min(site.done, site.total), width=BAR_WIDTH)
         steps = Text(f"{site.done}/{site.total}" if site.total else "")
         state = Text(site.state, style=STYLES.get(site.state, ""))
-        table.add_row(Text(site.site), state, steps, bar if site.total and not site.detail else Text(site.detail))
+        last = bar if site.total and not site.detail else Text(one_line(site.detail))
+        table.add_row(Text(site.site), state, steps, *([last] if wide else []))
     if len(snapshot.sites) > SITES_SHOWN:
         table.caption = f"and {len(snapshot.sites) - SITES_SHOWN} more"
     return table
 
 
-def rounds_table(snapshot: runs_pb2.RunSnapshot, *, newest: int | None = None) -> Table:
-    """The committed rounds, oldest first; the `newest` ones alone where that is given."""
+def rounds_table(snapshot: runs_pb2.RunSnapshot, *, newest: int | None = None, width: int = WIDE) -> Table:
+    """The committed rounds, oldest first; the `newest` ones alone where that is given.
+
+    Numbers are never cut: where `width` is not enough, what matters least is left out.
+    """
     from rich.table import Table
     from rich.text import Text
 
     records = list(snapshot.rounds)[-newest if newest else 0 :]
     titles = list(dict.fromkeys(title for record in records for title, _ in _judgements(record)))
     missing = any(record.missing for record in records)
-    columns = ("round", "sites", *titles, "seconds", "up", *(("missing",) if missing else ()))
-    table = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in table.columns[: len(titles) + 4]:
-        column.justify = "right"
-    for record in records:
-        values = dict(_judgements(record))
-        shown = (f"{values[title]:.4f}" if title in values else "" for title in titles)
-        cells = (str(record.round), str(record.num_sites), *shown, f"{record.seconds:.1f}", size(record.bytes_up))
-        table.add_row(*(Text(cell) for cell in (*cells, *((", ".join(record.missing),) if missing else ()))))
+    columns = ["round", "sites", *titles, "seconds", "up", *(["missing"] if missing else [])]
+    rows = [_cells(record) for record in records]
+    for title in ("up", "seconds", "sites", "training loss"):
+        if sum(_least_width(column, rows) + 2 for column in columns) - 2 > width and title in columns:
+            columns.remove(title)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in columns:
+        names = title == "missing"
+        table.add_column(
+            title, justify="left" if names else "right", min_width=0 if names else _least_width(title, rows)
+        )
+    for row in rows:
+        table.add_row(*(Text(row.get(title, "")) for title in columns))
     return table
+
+
+def _cells(record: runs_pb2.RoundRecord) -> dict[str, str]:
+    """What the table says of a round, by title of the column."""
+    return {
+        "round": str(record.round),
+        "sites": str(record.num_sites),
+        **{title: f"{value:.4f}" for title, value in _judgements(record)},
+        "seconds": f"{record.seconds:.1f}",
+        "up": size(record.bytes_up),
+        "missing": ", ".join(record.missing),
+    }
+
+
+def _least_width(title: str, rows: Sequence[Mapping[str, str]]) -> int:
+    """Columns that a column of the table takes when its title breaks between words, and names do."""
+    cells = [row.get(title, "") for row in rows]
+    parts = [part for cell in cells for part in cell.split()] if title == "missing" else cells
+    return max(map(len, [*title.split(), *parts]))
 
 
 def _judgements(record: runs_pb2.RoundRecord) -> Iterator[tuple[str, float]]:

@@ -38,10 +38,11 @@ def run(
     from atoll.cli.output import note, print_json
     from atoll.client.people import load_person
     from atoll.client.researcher import submit
-    from atoll.wire.job import load_job
+    from atoll.wire.job import load_job, located
 
     person = load_person(home)
-    submitted = asyncio.run(submit(person, load_job(job), notice=note))
+    with located(job):
+        submitted = asyncio.run(submit(person, load_job(job), notice=note))
     if not watch:
         print_json({"run": submitted}) if as_json else print(submitted)
         return
@@ -162,6 +163,10 @@ def _end(snapshot: runs_pb2.RunSnapshot, as_json: bool) -> None:
 def _print(snapshot: runs_pb2.RunSnapshot) -> None:
     from rich.console import Console
 
-    from atoll.cli.run_view import render
+    from atoll.cli.run_view import lines, render
 
-    Console().print(render(snapshot))
+    console = Console()
+    if console.is_terminal:
+        console.print(render(snapshot, console.width))
+    else:
+        print("\n".join(lines(snapshot)))

@@ -85,7 +85,7 @@ def run(home: options.SiteHome = None) -> None:
 def status(home: options.SiteHome = None, as_json: options.AsJson = False) -> None:
     """Show what the agent on this machine does.
 
-    Connection, runs, tasks, apps with their hashes, policy.
+    Connection, runs, tasks, apps and scripts with their hashes, data, policy.
 
     \b
     Example:

@@ -21,6 +21,8 @@ def lines(status: Mapping[str, Any]) -> Iterator[str]:
         yield f"certificate  {'EXPIRED' if certificate['expired'] else 'valid until'} {until}"
     for app in status["apps"]:
         yield f"app          {app['name']} from {app['distribution']}, {app['error'] or 'hash ' + app['hash']}"
+    for script in status["scripts"]:
+        yield f"script       {script['name']} at {script['path']}, {script['error'] or 'hash ' + script['hash']}"
     yield f"data         {', '.join(status['data']) or 'none'}"
     yield f"policy       {_policy(status['policy'])}"
     for run in status["runs"]:

@@ -1,4 +1,4 @@
-"""What `atoll doctor` looks at: identity, server, clock, disk, device, apps, data and policy of one home.
+"""What `atoll doctor` looks at: identity, server, clock, disk, device, apps, scripts, data and policy of one home.
 
 A check never raises: what it meets becomes its verdict, with advice, so that one fault does not hide the next.
 """
@@ -24,7 +24,7 @@ from atoll.client.people import load_settings as load_person_settings
 from atoll.client.policy import Policy, load_policy
 from atoll.client.settings import SiteSettings
 from atoll.client.settings import load_settings as load_site_settings
-from atoll.cluster.registry import hash_distribution
+from atoll.cluster.registry import hash_distribution, hash_script
 from atoll.transport.identity import Identity, load_identity, utc_now
 from atoll.wire.errors import AtollError
 
@@ -69,6 +69,8 @@ def check_home(home: Path, *, now: datetime | None = None) -> list[Check]:
     found.append(_check_device(settings.devices.device if isinstance(settings, SiteSettings) else "auto"))
     if settings is not None:
         found += _check_apps(settings, _policy(site, found) if isinstance(settings, SiteSettings) else None)
+        if isinstance(settings, SiteSettings):
+            found += _check_scripts(settings)
         found += _check_data(settings.data)
     return found
 
@@ -89,7 +91,7 @@ def _identity(home: Path, found: list[Check], now: datetime) -> Identity | None:
     left = identity.expires_at - now
     until = f"valid until {identity.expires_at:%Y-%m-%d %H:%M} UTC"
     if left <= timedelta():
-        advice = "get a new token from the operator and join anew"
+        advice = f"ask the operator for a new token, then: atoll {'site' if identity.role == 'site' else 'user'} join TOKEN --home {home}"
         found.append(Check(name="certificate", verdict=Verdict.FAILED, found=f"expired, {until}", advice=advice))
         return None
     verdict = Verdict.WARNED if left < EXPIRY_WARNED else Verdict.OK
@@ -113,15 +115,19 @@ async def _check_server(home: Path, identity: Identity, settings: SiteSettings |
         check_clock(reply.server_unix_s - (began_unix_s + took_s / 2)),
     ]
     if identity.role == "site":
-        found += [_check_membership(site.state) for site in reply.sites if site.site == identity.name]
+        found += [check_membership(site.state) for site in reply.sites if site.site == identity.name]
     return found
 
 
-def _check_membership(state: str) -> Check:
+def check_membership(state: str) -> Check:
+    """The verdict on a site's state as the server's list of sites has it."""
     if state == "active":
         return Check(name="membership", verdict=Verdict.OK, found="on the member list")
-    advice = "read your key's fingerprint to the keeper of the federation's key, who runs `atoll federation sign`"
-    return Check(name="membership", verdict=Verdict.WARNED, found=state, advice=advice if state == "pending" else "")
+    if state == "pending":
+        advice = "read your key's fingerprint to the keeper of the federation's key, who runs `atoll federation sign`"
+    else:
+        advice = "ask the operator why; to come back, the site joins anew with a token of `atoll site add`"
+    return Check(name="membership", verdict=Verdict.WARNED, found=state, advice=advice)
 
 
 def check_clock(ahead_s: float) -> Check:
@@ -141,7 +147,10 @@ def _check_disk(home: Path) -> Check:
     if free_bytes >= FREE_WARNED_BYTES:
         return Check(name="disk", verdict=Verdict.OK, found=found)
     verdict = Verdict.FAILED if free_bytes < FREE_FAILED_BYTES else Verdict.WARNED
-    advice = "updates and models are kept here until they are committed: two to three times the model's size is needed"
+    advice = (
+        f"free some, at least {FREE_WARNED_BYTES / 2**30:.0f} GiB: updates and models are kept here until they are "
+        "committed, which takes two to three times the model's size"
+    )
     return Check(name="disk", verdict=verdict, found=found, advice=advice)
 
 
@@ -165,7 +174,12 @@ def _policy(site: SiteHome, found: list[Check]) -> Policy:
         policy = load_policy(site.policy)
     except AtollError as error:
         found.append(
-            Check(name="policy", verdict=Verdict.FAILED, found=str(error), advice="until then, all is refused")
+            Check(
+                name="policy",
+                verdict=Verdict.FAILED,
+                found=str(error),
+                advice="until that is mended, every run is refused",
+            )
         )
         return Policy()
     allowed = ", ".join(app.name for app in policy.allowed_apps)
@@ -198,14 +212,23 @@ def _check_apps(settings: SiteSettings | PersonSettings, policy: Policy | None) 
             )
 
 
+def _check_scripts(settings: SiteSettings) -> Iterator[Check]:
+    for name, script in sorted(settings.scripts.items()):
+        try:
+            found = f"{script.path}, hash {hash_script(script.path)}"
+        except AtollError as error:
+            yield Check(name=f"script {name}", verdict=Verdict.FAILED, found=str(error))
+        else:
+            yield Check(name=f"script {name}", verdict=Verdict.OK, found=found)
+
+
 def _check_data(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[Check]:
     for name, table in sorted(tables.items()):
         paths = [Path(value) for value in table.values() if isinstance(value, str) and value.startswith("/")]
         absent = [str(path) for path in paths if not path.exists()]
         title = f"data {name}"
+        advice = f"put it there, or correct the path under [data.{name}]"
         if absent:
-            yield Check(
-                name=title, verdict=Verdict.FAILED, found=f"{', '.join(absent)} is not there", advice="correct the path"
-            )
+            yield Check(name=title, verdict=Verdict.FAILED, found=f"{', '.join(absent)} is not there", advice=advice)
         else:
             yield Check(name=title, verdict=Verdict.OK, found=", ".join(map(str, paths)) or "no paths")

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from atoll.client.people import SETTINGS_FILE, Person
 from atoll.cluster.registry import GROUP, AppEntry, failure_of, hash_distribution, load_app
+from atoll.wire.checksum import crc32_of
 from atoll.wire.errors import AtollError, ConfigError, LocalError
 from atoll.wire.job import Job
 from atoll.wire.manifest import Manifest
-from atoll.wire.model_file import crc32_of_buffer
 from atoll.wire.room import reserve
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _write(path: Path, manifest: Manifest, module: nn.Module) -> int:
         with mmap.mmap(file.fileno(), manifest.num_bytes) as mapped:
             write_state(manifest, module, mapped)
             with memoryview(mapped) as data:
-                return crc32_of_buffer(data)
+                return crc32_of(data)
 
 
 def _build_model(person: Person, entry: AppEntry, app_hash: str, job: Job) -> nn.Module:

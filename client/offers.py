@@ -83,7 +83,7 @@ def _consented(offer: pb.RunOffer, settings: SiteSettings, home: SiteHome) -> Jo
         app=job.job.app,
         app_hash=offer.app_hash,
         num_rounds=job.job.rounds,
-        num_sites=offer.num_sites,
+        fewest_sites=offer.fewest_sites,
         submitted_by=offer.submitted_by,
         zones=zones_of(job),
     )

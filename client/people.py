@@ -16,7 +16,9 @@ from pydantic import Field, ValidationError
 
 from atoll.transport.identity import Identity, holds_identity, load_identity
 from atoll.wire.errors import ConfigError, IdentityError
-from atoll.wire.job import Strict, explain, read_toml
+from atoll.wire.explain import explain
+from atoll.wire.job import Strict
+from atoll.wire.toml_file import read_toml
 
 SETTINGS_FILE = "user.toml"
 IDENTITY_FOLDER = "identity"
@@ -102,10 +104,11 @@ def load_settings(home: Path) -> PersonSettings:
     path = home / SETTINGS_FILE
     if not path.exists():
         return PersonSettings()
+    file = read_toml(path)
     try:
-        return PersonSettings.model_validate(read_toml(path))
+        return PersonSettings.model_validate(file.table)
     except ValidationError as error:
-        raise explain(error, PersonSettings, str(path)) from None
+        raise explain(error, PersonSettings, file) from None
 
 
 def write_starter(home: Path) -> Path:

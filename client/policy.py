@@ -7,25 +7,37 @@ The file is read again for each offer, so a change holds from the next one on, w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from atoll.wire.errors import ConfigError, PolicyRefused
-from atoll.wire.job import Job, Strict, explain, read_toml
+from atoll.wire.explain import explain
+from atoll.wire.job import Job, Strict
+from atoll.wire.toml_file import read_toml
 
 ANYBODY = "*"
-Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+ANY_INSTALLED = "any-installed"  # whatever version the administrator installs
+
+
+def _checked_hash(text: str) -> str:
+    if text != ANY_INSTALLED and not re.fullmatch(r"[0-9a-f]{64}", text):
+        raise ValueError(f'wanted the 64 hex digits that `atoll site status` prints, or "{ANY_INSTALLED}"')
+    return text
+
+
+Hash = Annotated[str, AfterValidator(_checked_hash)]
 
 
 class AllowedApp(Strict):
     """One app that may see this site's data."""
 
     name: str = Field(min_length=1, max_length=63)
-    hash: Hash | Literal["any-installed"]  # "any-installed": whatever version the administrator installs
+    hash: Hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +48,7 @@ class Request:
     app: str
     app_hash: str  # SHA-256, hex
     num_rounds: int
-    num_sites: int  # that each of its rounds combines at least
+    fewest_sites: int  # that an aggregate of the run combines
     submitted_by: str
     zones: tuple[str, ...]  # trust zones in which the job would connect sites directly
 
@@ -76,38 +88,38 @@ class Policy(Strict):
     def _app(self, request: Request) -> _Reason | None:
         named = [app for app in self.allowed_apps if app.name == request.app]
         if not named:
-            text = f"app {request.app!r} is not in allowed_apps; the site's administrator has to add it"
+            text = f"app {request.app!r} is not in allowed_apps; the site's administrator has to add it there"
             return _Reason("allowed_apps", text, request.app, ", ".join(app.name for app in self.allowed_apps))
-        if any(app.hash in ("any-installed", request.app_hash) for app in named):
+        if any(app.hash in (ANY_INSTALLED, request.app_hash) for app in named):
             return None
         hashes = ", ".join(app.hash for app in named)
         text = (
             f"app {request.app!r} is allowed with hash {hashes}, the run wants {request.app_hash}; "
-            "the administrator has to look at that version and allow its hash"
+            "the site's administrator has to look at that version and add its hash to allowed_apps"
         )
         return _Reason("allowed_apps", text, request.app_hash, hashes)
 
     def _researcher(self, request: Request) -> _Reason | None:
         if ANYBODY in self.researchers or request.submitted_by in self.researchers:
             return None
-        text = f"runs of {request.submitted_by!r} are not allowed; the administrator has to add the name to researchers"
+        text = f"runs of {request.submitted_by!r} are not allowed; the site's administrator has to add the name to researchers"
         return _Reason("researchers", text, request.submitted_by, ", ".join(self.researchers))
 
     def _cohort(self, request: Request) -> _Reason | None:
-        if request.num_sites >= self.min_cohort:
+        if request.fewest_sites >= self.min_cohort:
             return None
         text = (
-            f"a round of the run may combine as few as {request.num_sites} sites, min_cohort is {self.min_cohort}; raise "
+            f"a round of the run may combine as few as {request.fewest_sites} sites, min_cohort is {self.min_cohort}; raise "
             f"min (and quorum, where it is set) of the job's schedule to {self.min_cohort}"
         )
-        return _Reason("min_cohort", text, request.num_sites, self.min_cohort)
+        return _Reason("min_cohort", text, request.fewest_sites, self.min_cohort)
 
     def _rounds(self, request: Request) -> _Reason | None:
         if request.num_rounds <= self.max_rounds:
             return None
         text = (
             f"the run has {request.num_rounds} rounds, max_rounds is {self.max_rounds}; submit it with fewer, or ask the "
-            "administrator to raise max_rounds"
+            "site's administrator to raise max_rounds"
         )
         return _Reason("max_rounds", text, request.num_rounds, self.max_rounds)
 
@@ -115,7 +127,8 @@ class Policy(Strict):
         for zone in request.zones:
             if zone not in self.zones:
                 text = (
-                    f"the run would connect sites directly in zone {zone!r}; the administrator has to add it to zones"
+                    f"the run would connect sites directly in zone {zone!r}, which is not in zones; take it out of the "
+                    "job's schedule, or ask the site's administrator to add it"
                 )
                 return _Reason("zones", text, zone, ", ".join(self.zones))
         return None
@@ -155,11 +168,11 @@ def load_policy(path: Path) -> Policy:
     """
     if not path.exists():
         return Policy()
-    table = read_toml(path)
+    file = read_toml(path)
     try:
-        return Policy.model_validate(table)
+        return Policy.model_validate(file.table)
     except ValidationError as error:
-        raise explain(error, Policy, str(path)) from None
+        raise explain(error, Policy, file) from None
 
 
 def check_request(path: Path, request: Request, *, site: str) -> None:
@@ -170,7 +183,8 @@ def check_request(path: Path, request: Request, *, site: str) -> None:
     """
     if not path.exists():
         raise PolicyRefused(
-            f"site {site} has no policy, so it takes part in nothing; its administrator has to write policy.toml",
+            f"site {site} has no policy, so it takes part in nothing; its administrator has to write policy.toml and "
+            "name there what it allows",
             site=site,
             run=request.run,
             field="policy.toml",
@@ -181,7 +195,8 @@ def check_request(path: Path, request: Request, *, site: str) -> None:
     except ConfigError as error:
         # The text of the file is the site's own business: only the key leaves.
         raise PolicyRefused(
-            f"the policy of site {site} has a fault, so everything is refused until its administrator has mended it",
+            f"the policy of site {site} has a fault, so everything is refused until its administrator has mended it: "
+            "`atoll doctor` there names the line",
             site=site,
             run=request.run,
             field=error.key or "policy.toml",

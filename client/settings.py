@@ -8,23 +8,38 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator
 
 from atoll.wire.errors import ConfigError
-from atoll.wire.job import Strict, explain, read_toml
+from atoll.wire.explain import explain
+from atoll.wire.job import SiteName, Strict
+from atoll.wire.toml_file import read_toml
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 NUM_LABELS = 32  # as wire/control.proto bounds them
 LABEL_CHARACTERS = 63
 
 
+def _matching(pattern: str, wanted: str) -> AfterValidator:
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"wanted {wanted}")
+        return text
+
+    return AfterValidator(check)
+
+
+Address = Annotated[str, _matching(r"\S+:\d{1,5}", '"host:port", e.g. "atoll.example.org:7443"')]
+Device = Annotated[str, _matching(r"auto|cpu|mps|cuda(:\d+)?", '"auto", "cpu", "mps", "cuda" or "cuda:1"')]
+
+
 class SiteSection(Strict):
     """`[site]`: who this is and where its server is."""
 
-    name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
-    server: str | None = Field(default=None, pattern=r"^\S+:\d{1,5}$")  # host:port; absent: as the token said
+    name: SiteName
+    server: Address | None = None  # host:port; absent: as the token said
     plaintext: bool = False  # development only, loopback only, and the server must say the same
 
 
@@ -51,16 +66,16 @@ class CapacitySection(Strict):
     @classmethod
     def _bounded(cls, labels: dict[str, str]) -> dict[str, str]:
         if len(labels) > NUM_LABELS:
-            raise ValueError(f"at most {NUM_LABELS} labels")
+            raise ValueError(f"there are {len(labels)} labels, at most {NUM_LABELS} are taken: remove some")
         if any(len(text) > LABEL_CHARACTERS for pair in labels.items() for text in pair):
-            raise ValueError(f"a label and its value have at most {LABEL_CHARACTERS} characters")
+            raise ValueError(f"a label and its value have at most {LABEL_CHARACTERS} characters each: shorten them")
         return labels
 
 
 class DevicesSection(Strict):
     """`[devices]`: where workers compute; "auto" leaves it to the job, and there to the best device present."""
 
-    device: str = Field(default="auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")
+    device: Device = "auto"
 
 
 class ReproducibleSection(Strict):
@@ -85,7 +100,9 @@ class SiteSettings(Strict):
     def _names(cls, tables: dict[str, Any]) -> dict[str, Any]:
         for name in tables:
             if not _NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is no name: up to 63 letters, digits, '.', '_' and '-'")
+                raise ValueError(
+                    f"{name!r} is no name, which has up to 63 letters, digits, '.', '_' and '-': rename it"
+                )
         return tables
 
 
@@ -95,12 +112,14 @@ def load_settings(path: Path) -> SiteSettings:
     Raises:
         ConfigError: missing, not TOML, an unknown key, a value out of bounds, or a name that is both app and script.
     """
+    file = read_toml(path, absent="join first: atoll site join TOKEN")
     try:
-        settings = SiteSettings.model_validate(read_toml(path))
+        settings = SiteSettings.model_validate(file.table)
     except ValidationError as error:
-        raise explain(error, SiteSettings, str(path)) from None
+        raise explain(error, SiteSettings, file) from None
     if both := sorted(settings.apps.keys() & settings.scripts.keys()):
-        raise ConfigError(f"{path}: {both[0]!r} is in [apps] and in [scripts]; a job could mean either", key=both[0])
+        text = f"{both[0]!r} is in [apps] and in [scripts], and a job could mean either; give one another name"
+        raise ConfigError(f"{file.place(['scripts', both[0]])}: {text}", key=f"scripts.{both[0]}", value=both[0])
     return settings
 
 
@@ -118,6 +137,11 @@ name = "{name}"
 # [apps.digits]
 # distribution = "atoll-examples"
 # entry_point = "digits"
+
+# Scripts of this machine that train with a loop of their own. As with an app, the name is given here, and the hash is
+# that of the file; `atoll site status` shows both. A job cannot ask for a script in this version.
+# [scripts.segmentation]
+# path = "/opt/segmentation/train.py"
 
 # Data of this site. A job asks for it by name; the keys go to the app as they are, so use absolute paths.
 # [data.digits]

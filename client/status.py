@@ -10,13 +10,14 @@ from typing import Any
 from atoll.client.home import SiteHome, agent_runs
 from atoll.client.policy import load_policy
 from atoll.client.settings import SiteSettings, load_settings
-from atoll.cluster.registry import hash_distribution
+from atoll.cluster.registry import hash_distribution, hash_script
 from atoll.transport.identity import Identity, holds_identity, load_identity
 from atoll.wire.errors import AtollError, ConfigError
 
 
 def site_status(home: Path) -> dict[str, Any]:
-    """A site's state as JSON takes it: agent, connection, membership, runs, apps with their hashes, and the policy.
+    """A site's state as JSON takes it: agent, connection, membership, runs, apps and scripts with their hashes, and the
+    policy.
 
     Raises:
         ConfigError: `home` is no site's home, or its site.toml cannot be understood.
@@ -48,6 +49,7 @@ def site_status(home: Path) -> dict[str, Any]:
         "held_results": picture.get("num_held", 0),
         "runs": list(picture.get("runs", {}).values()),
         "apps": [_app(name, settings) for name in sorted(settings.apps)],
+        "scripts": [_script(name, settings) for name in sorted(settings.scripts)],
         "data": sorted(settings.data),
         "policy": _policy(site.policy),
     }
@@ -75,6 +77,15 @@ def _app(name: str, settings: SiteSettings) -> dict[str, Any]:
     found: dict[str, Any] = {"name": name, "distribution": app.distribution, "entry_point": app.entry_point}
     try:
         return {**found, "hash": hash_distribution(app.distribution), "error": ""}
+    except AtollError as error:
+        return {**found, "hash": "", "error": str(error)}
+
+
+def _script(name: str, settings: SiteSettings) -> dict[str, Any]:
+    path = settings.scripts[name].path
+    found: dict[str, Any] = {"name": name, "path": str(path)}
+    try:
+        return {**found, "hash": hash_script(path), "error": ""}
     except AtollError as error:
         return {**found, "hash": "", "error": str(error)}
 

@@ -27,7 +27,7 @@ from torch.utils.data import (
 
 from atoll.cluster.seeds import model_seed, seeded
 from atoll.wire.errors import AppFailed
-from atoll.wire.job import explain
+from atoll.wire.explain import explain
 
 
 class App(ABC):
@@ -102,7 +102,7 @@ def build_app(kind: type[App], values: Mapping[str, Any], source: Mapping[str, A
     try:
         return kind(config.model_validate(dict(values)), source)
     except ValidationError as error:
-        raise explain(error, config, "[app]") from None
+        raise explain(error, config, "job", below=["app"]) from None
 
 
 def build_model(app: App, job_seed: int) -> nn.Module:

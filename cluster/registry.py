@@ -57,7 +57,10 @@ def hash_script(path: Path) -> str:
     try:
         return _sha256(path)
     except OSError as error:
-        raise Unknown(f"script {path} cannot be read: {error.strerror}; check [scripts]", field=str(path)) from None
+        raise Unknown(
+            f"script {path} cannot be read: {error.strerror}; correct its path under [scripts] of site.toml",
+            field=str(path),
+        ) from None
 
 
 def load_app(entry: AppEntry, expected_hash: str) -> type[App]:

@@ -35,10 +35,12 @@ from atoll.cluster.registry import AppEntry, load_app
 from atoll.cluster.seeds import training_seed
 from atoll.cluster.site_state import Kept, SiteState
 from atoll.cluster.update_file import create_update
+from atoll.wire.checksum import crc32_of
 from atoll.wire.errors import AppFailed, Malformed, NotAllowed
-from atoll.wire.job import Job, WorkSection, decode_job, explain
+from atoll.wire.explain import explain
+from atoll.wire.job import Job, WorkSection, decode_job
 from atoll.wire.manifest import Manifest
-from atoll.wire.model_file import ModelFile, crc32_of_buffer, map_file, open_model
+from atoll.wire.model_file import ModelFile, map_file, open_model
 from atoll.wire.tensors import load_state, manifest_of, state_of, views
 
 OnStep = Callable[[int, int], None]
@@ -199,7 +201,7 @@ class RunSession:
             rounding=rounding,
             bound=self.strategy.bound,
         )
-        return crc32_of_buffer(out)
+        return crc32_of(out)
 
     def _keep(self, round: int, training: Training) -> None:
         kept = training.optimizer.end_round()

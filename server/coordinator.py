@@ -290,7 +290,7 @@ class Coordinator:
         site, driver = session.site, self.runs.get(reply.run)
         if driver is None or not self._offers.is_asked(reply.run, site):
             return
-        if reply.WhichOneof("answer") == "accept" and reply.accept.max_weight >= 1:
+        if reply.WhichOneof("answer") == "accept":
             try:
                 event = joined_event(session, reply.accept)
             except RemoteError as error:

@@ -10,15 +10,15 @@ from atoll.wire.errors import RemoteError, to_detail
 from atoll.wire.manifest import Manifest
 
 
-def offer_message(row: RunRow, manifest: Manifest, num_sites: int) -> pb.RunOffer:
-    """What a site is asked; each round combines `num_sites` at least."""
+def offer_message(row: RunRow, manifest: Manifest, fewest_sites: int) -> pb.RunOffer:
+    """What a site is asked; an aggregate of the run combines `fewest_sites` at least."""
     return pb.RunOffer(
         run=row.run,
         job=row.job,
         manifest=manifest.encode(),
         app_hash=row.app_hash,
         submitted_by=row.submitted_by,
-        num_sites=num_sites,
+        fewest_sites=fewest_sites,
     )
 
 

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from atoll.aggregation.download import Download
 from atoll.cluster.update_file import create_update
+from atoll.wire.checksum import crc32_of
 from atoll.wire.errors import Unknown
 from atoll.wire.manifest import Manifest
-from atoll.wire.model_file import ModelFile, crc32_of_buffer, create, map_file, open_model
+from atoll.wire.model_file import ModelFile, create, map_file, open_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class Outgoing:
     def crc32(self) -> int:
         """Of the bytes (zlib). Blocks."""
         with map_file(self.path) as whole:
-            return crc32_of_buffer(whole[self.data_offset :])
+            return crc32_of(whole[self.data_offset :])
 
 
 class RunModels:

@@ -26,9 +26,9 @@ from atoll.aggregation.strategy import Strategy
 from atoll.cluster.update_file import create_update
 from atoll.server.models import RunModels
 from atoll.server.round import Round
+from atoll.wire.checksum import crc32_of
 from atoll.wire.errors import BadUpdate
 from atoll.wire.manifest import Manifest
-from atoll.wire.model_file import crc32_of_buffer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +163,7 @@ class Pipeline:
         total = self._open[round_.number].sum
         with create_update(path, total.partial_bytes) as out:
             total.write_partial(out)
-            return total.partial_bytes, crc32_of_buffer(out)
+            return total.partial_bytes, crc32_of(out)
 
     def drop(self, number: int) -> None:
         """Forget the sum of a round that is committed or given up."""
@@ -189,7 +189,7 @@ class Pipeline:
                 out=out,
                 manifest=self._manifest,
             )
-            crc32 = crc32_of_buffer(out)
+            crc32 = crc32_of(out)
         state.save(self._models.optimizer_path(version))
         self._optimizer_state = (version, state)
         return NewVersion(version=version, crc32=crc32, num_bytes=self._manifest.num_bytes)

@@ -19,16 +19,16 @@ def joined_event(session: Session, accept: pb.Accept) -> Joined:
     """The event of a site that takes part.
 
     Raises:
-        Malformed: it is a region and declares no sites or impossible weights, or is none and declares some.
+        Malformed: its weights are impossible, or it is a region and declares no sites, or is none and declares some.
     """
     site, region = session.site, accept.region
     labels = dict(session.hello.capacity.labels)
     if is_region(session) != accept.HasField("region"):
         raise Malformed(f"{site} says that it is a region in only one of hello and accept", site=site, field="region")
+    _require(site, "max_weight", accept.max_weight, 1, MAX_WEIGHT)
     if not accept.HasField("region"):
         return Joined(site=site, max_weight=accept.max_weight, labels=labels)
     _require(site, "num_sites", region.num_sites, 1, MAX_SITES)
-    _require(site, "max_weight", accept.max_weight, 1, MAX_WEIGHT)
     most = min(region.num_sites * accept.max_weight, MAX_WEIGHT)
     _require(site, "sum_weights", region.sum_weights, max(region.num_sites, accept.max_weight), most)
     return Joined(
@@ -43,7 +43,8 @@ def joined_event(session: Session, accept: pb.Accept) -> Joined:
 def _require(site: str, field: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
         raise Malformed(
-            f"region {site} declares {field} = {value}, wanted {low} to {high}",
+            f"{site} declares {field} = {value}, wanted {low} to {high}; its data or its software is not as it should be: "
+            "run `atoll doctor` there",
             site=site,
             field=field,
             value=value,

@@ -182,7 +182,7 @@ def as_remote(error: AtollError) -> RemoteError:
 async def _refuse(context: Context, method: str, error: RemoteError) -> None:
     _log.warning("%s from %s refused: %s: %s", method, context.peer(), type(error).__name__, error.message)
     detail = (METADATA_KEY, to_detail(error).SerializeToString())
-    await context.abort(error.status, error.message[:DETAILS_CHARACTERS], trailing_metadata=(detail,))
+    await context.abort(grpc.StatusCode[error.status], error.message[:DETAILS_CHARACTERS], trailing_metadata=(detail,))
 
 
 async def as_stranger(context: Context) -> Caller:

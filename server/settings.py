@@ -16,8 +16,10 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 
 from atoll.transport.credentials import is_loopback
 from atoll.wire.errors import ConfigError, Malformed
-from atoll.wire.job import Seconds, Strict, explain, read_toml
+from atoll.wire.explain import explain
+from atoll.wire.job import Seconds, Strict
 from atoll.wire.names import check_site_name
+from atoll.wire.toml_file import read_toml
 
 DATABASE_VARIABLE = "ATOLL_DATABASE"
 
@@ -205,13 +207,11 @@ def load_settings(root: Path, environment: Mapping[str, str] | None = None) -> S
     path = ServerFolder(root=root).settings_path
     if not path.exists():
         raise ConfigError(f"{path}: no such file; make a server with: atoll server init {root}")
-    table = read_toml(path)
+    file = read_toml(path)
     database = (os.environ if environment is None else environment).get(DATABASE_VARIABLE)
-    source = str(path)
-    if database:
-        table["database"] = database
-        source = f"{path} (database from {DATABASE_VARIABLE})"
+    given = {"database": database} if database else {}
     try:
-        return ServerSettings.model_validate(table)
+        return ServerSettings.model_validate(file.table | given)
     except ValidationError as error:
-        raise explain(error, ServerSettings, source) from None
+        of_environment = database and all(fault["loc"] == ("database",) for fault in error.errors())
+        raise explain(error, ServerSettings, f"${DATABASE_VARIABLE}" if of_environment else file) from None

@@ -18,7 +18,7 @@ from atoll.server.settings import ServerFolder, ServerSettings, parse_address
 from atoll.server.store import Store
 from atoll.transport.identity import Clock, make_private_folder, utc_now
 from atoll.wire.errors import ConfigError, LocalError
-from atoll.wire.job import explain
+from atoll.wire.explain import explain
 
 _STARTER = """\
 # Settings of an Atoll server, read when it starts: atoll server run {folder}

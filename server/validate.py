@@ -12,6 +12,8 @@ from atoll.wire.errors import BadUpdate, NotAllowed, RemoteError, Stale, TooLarg
 MAX_METRICS = 256
 MAX_WEIGHT = 2**53  # a float64 holds it exactly
 
+_UPDATE_SITE = "install the server's version of Atoll at the site"
+
 
 class Standing(Enum):
     """What a well-formed result is to the run."""
@@ -44,7 +46,15 @@ def standing_of(
         return _settled(state, site, result, run)
     if task.site != site:
         raise _of(
-            NotAllowed, site, run, result, f"task {result.key.task} was given to another site", "site", site, task.site
+            NotAllowed,
+            site,
+            run,
+            result,
+            f"task {result.key.task} was given to another site",
+            "site",
+            site,
+            task.site,
+            "restart the site's agent, and update it if this comes again",
         )
     if task.attempt != result.key.attempt:
         raise _of(
@@ -56,11 +66,22 @@ def standing_of(
             "attempt",
             result.key.attempt,
             task.attempt,
+            "nothing is to be done: the result of that one counts",
         )
     if task.kind == "train":
         _check_update(state, site, run, result, update_bytes, partial_bytes)
     elif result.payloads:
-        raise _of(BadUpdate, site, run, result, "an evaluation has no payload", "payloads", len(result.payloads), 0)
+        raise _of(
+            BadUpdate,
+            site,
+            run,
+            result,
+            "an evaluation has no payload",
+            "payloads",
+            len(result.payloads),
+            0,
+            _UPDATE_SITE,
+        )
     return Standing.NEW
 
 
@@ -81,9 +102,20 @@ def _settled(state: RunState, site: str, result: pb.Result, run: str) -> Standin
                 "attempt",
                 result.key.attempt,
                 round_.asked[site],
+                "nothing is to be done: the newer one counts",
             )
     if last is not None and 0 < result.round <= last.number:
-        raise _of(Stale, site, run, result, f"round {result.round} is closed", "round", result.round, last.number + 1)
+        raise _of(
+            Stale,
+            site,
+            run,
+            result,
+            f"round {result.round} is closed",
+            "round",
+            result.round,
+            last.number + 1,
+            "if this comes in most rounds, the job's schedule needs a longer deadline",
+        )
     raise _of(
         NotAllowed,
         site,
@@ -93,6 +125,7 @@ def _settled(state: RunState, site: str, result: pb.Result, run: str) -> Standin
         "task",
         result.key.task,
         "a task that was sent to this site",
+        "restart the site's agent, and update it if this comes again",
     )
 
 
@@ -113,11 +146,22 @@ def _check_update(
             "weight",
             result.weight,
             f"1 to {most}, as declared",
+            "restart the site's agent, so that it counts its data anew",
         )
     names = [found.name for found in result.payloads]
     if names != [payload]:
         found = ", ".join(names)[:200] or "none"
-        raise _of(BadUpdate, site, run, result, f"wanted one payload named {payload}", "payloads", found, payload)
+        raise _of(
+            BadUpdate,
+            site,
+            run,
+            result,
+            "another payload than this site sends in this run",
+            "payloads",
+            found,
+            payload,
+            _UPDATE_SITE,
+        )
     if result.payloads[0].num_bytes != num_bytes:
         raise _of(
             BadUpdate,
@@ -128,12 +172,23 @@ def _check_update(
             "num_bytes",
             result.payloads[0].num_bytes,
             num_bytes,
+            _UPDATE_SITE,
         )
 
 
 def _check_metrics(site: str, run: str, result: pb.Result) -> None:
     if len(result.metrics) > MAX_METRICS:
-        raise _of(TooLarge, site, run, result, "too many metrics", "metrics", len(result.metrics), MAX_METRICS)
+        raise _of(
+            TooLarge,
+            site,
+            run,
+            result,
+            "too many metrics",
+            "metrics",
+            len(result.metrics),
+            f"at most {MAX_METRICS}",
+            "have the app's metrics() return fewer",
+        )
     for name, metric in result.metrics.items():
         if not (math.isfinite(metric.sum) and math.isfinite(metric.count) and metric.count >= 0):
             raise _of(
@@ -145,11 +200,20 @@ def _check_metrics(site: str, run: str, result: pb.Result) -> None:
                 name[:64],
                 f"{metric.sum} / {metric.count}",
                 "finite, count >= 0",
+                "have the app's loss() and metrics() return finite numbers",
             )
 
 
 def _of(
-    kind: type[RemoteError], site: str, run: str, result: pb.Result, what: str, field: str, value: object, bound: object
+    kind: type[RemoteError],
+    site: str,
+    run: str,
+    result: pb.Result,
+    what: str,
+    field: str,
+    value: object,
+    bound: object,
+    advice: str,
 ) -> RemoteError:
-    text = f"{field} from {site}, round {result.round}: {what} ({field} is {value}, wanted {bound})"
+    text = f"{field} from {site}, round {result.round}: {what} ({field} is {value}, wanted {bound}); {advice}"
     return kind(text, site=site, run=run, round=result.round, field=field, value=value, bound=bound)

@@ -140,6 +140,12 @@ def test_nothing_received_is_ever_executed(path: Path) -> None:
             assert ast.unparse(node.func) not in {"eval", "exec", "torch.load", "torch.save"}, f"line {node.lineno}"
 
 
+def test_one_function_computes_checksums() -> None:
+    """Both ends of every transfer, and whoever reads a file later, must mean the same number by it."""
+    importing = re.compile(r"^\s*(?:from|import) (?:isal|zlib)\b", re.MULTILINE)
+    assert [str(path) for path in SOURCES if importing.search((ROOT / path).read_text())] == ["wire/checksum.py"]
+
+
 def test_nothing_of_this_machine_is_in_the_files() -> None:
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     for path in (ROOT / name for name in tracked if name.endswith((".py", ".md", ".toml", ".proto"))):

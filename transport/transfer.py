@@ -18,12 +18,12 @@ from typing import Any, Self
 
 import grpc
 import grpc.aio
-from isal import isal_zlib
 
 from atoll.transport.call_end import CallEnd
 from atoll.transport.durable import disk_errors, private_folder
 from atoll.transport.intake import Intake
 from atoll.transport.staging import StagingSlot
+from atoll.wire.checksum import crc32_of
 from atoll.wire.control_pb2 import Grant
 from atoll.wire.errors import BadFrame, DiskFull, LocalError, RemoteError, Stale, Unavailable, from_rpc
 from atoll.wire.frames import FRAME_BYTES, encode_frame, ends_at
@@ -173,7 +173,7 @@ def _open_part(part: Path, header: bytes, grant: Grant) -> Intake:
                 held = 0
             for offset in range(0, held, FRAME_BYTES):
                 block = os.pread(descriptor, min(FRAME_BYTES, held - offset), len(header) + offset)
-                intake.count(len(block), isal_zlib.crc32(block))
+                intake.count(len(block), crc32_of(block))
         finally:
             os.close(descriptor)
     if held < grant.offset:
@@ -294,7 +294,7 @@ async def frames(
         end = min(num_bytes, (start // frame_bytes + 1) * frame_bytes)
         payload = data[start:end]
         if (start, end) not in known:
-            known[start, end] = isal_zlib.crc32(payload)
+            known[start, end] = crc32_of(payload)
         frame = encode_frame(start, payload, known[start, end])
         start = end
         return frame

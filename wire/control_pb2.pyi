@@ -149,20 +149,20 @@ class Heartbeat(_message.Message):
     def __init__(self, member_list_version: _Optional[int] = ...) -> None: ...
 
 class RunOffer(_message.Message):
-    __slots__ = ("run", "job", "manifest", "app_hash", "submitted_by", "num_sites")
+    __slots__ = ("run", "job", "manifest", "app_hash", "submitted_by", "fewest_sites")
     RUN_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     APP_HASH_FIELD_NUMBER: _ClassVar[int]
     SUBMITTED_BY_FIELD_NUMBER: _ClassVar[int]
-    NUM_SITES_FIELD_NUMBER: _ClassVar[int]
+    FEWEST_SITES_FIELD_NUMBER: _ClassVar[int]
     run: str
     job: bytes
     manifest: bytes
     app_hash: str
     submitted_by: str
-    num_sites: int
-    def __init__(self, run: _Optional[str] = ..., job: _Optional[bytes] = ..., manifest: _Optional[bytes] = ..., app_hash: _Optional[str] = ..., submitted_by: _Optional[str] = ..., num_sites: _Optional[int] = ...) -> None: ...
+    fewest_sites: int
+    def __init__(self, run: _Optional[str] = ..., job: _Optional[bytes] = ..., manifest: _Optional[bytes] = ..., app_hash: _Optional[str] = ..., submitted_by: _Optional[str] = ..., fewest_sites: _Optional[int] = ...) -> None: ...
 
 class OfferReply(_message.Message):
     __slots__ = ("run", "accept", "decline")

@@ -32,12 +32,12 @@ A message says what, which site and round, the value, the bound, and what to do.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import grpc
-from google.protobuf.message import DecodeError
+if TYPE_CHECKING:
+    import grpc
 
-from atoll.wire import errors_pb2
+    from atoll.wire import errors_pb2  # these two cost a command that connects to nobody a third of its start
 
 MESSAGE_CHARACTERS = 2000  # a screenful; longer texts are cut, since they may carry what an app printed
 VALUE_CHARACTERS = 200
@@ -85,7 +85,7 @@ class RemoteError(AtollError):
     """One end of a connection refuses what the other sent."""
 
     exit_code = 4
-    status: grpc.StatusCode = grpc.StatusCode.UNKNOWN
+    status = "UNKNOWN"  # name of the gRPC status that it travels with
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class RemoteError(AtollError):
 class Malformed(RemoteError):
     """Bytes that are not what they claim to be."""
 
-    status = grpc.StatusCode.INVALID_ARGUMENT
+    status = "INVALID_ARGUMENT"
 
 
 class BadManifest(Malformed):
@@ -128,13 +128,13 @@ class BadUpdate(Malformed):
 class TooLarge(RemoteError):
     """Over a stated limit."""
 
-    status = grpc.StatusCode.RESOURCE_EXHAUSTED
+    status = "RESOURCE_EXHAUSTED"
 
 
 class Stranger(RemoteError):
     """No valid identity, or another than the one claimed."""
 
-    status = grpc.StatusCode.UNAUTHENTICATED
+    status = "UNAUTHENTICATED"
 
 
 class BadToken(Stranger):
@@ -144,7 +144,7 @@ class BadToken(Stranger):
 class NotAllowed(RemoteError):
     """The caller is known, but its role or the cohort does not permit this."""
 
-    status = grpc.StatusCode.PERMISSION_DENIED
+    status = "PERMISSION_DENIED"
 
 
 class PolicyRefused(NotAllowed):
@@ -154,37 +154,37 @@ class PolicyRefused(NotAllowed):
 class Unknown(RemoteError):
     """No such run, version, site or app."""
 
-    status = grpc.StatusCode.NOT_FOUND
+    status = "NOT_FOUND"
 
 
 class Stale(RemoteError):
     """Belongs to an old round, attempt, version or grant."""
 
-    status = grpc.StatusCode.FAILED_PRECONDITION
+    status = "FAILED_PRECONDITION"
 
 
 class AppFailed(RemoteError):
     """The user's code raised, or could not be imported."""
 
-    status = grpc.StatusCode.ABORTED
+    status = "ABORTED"
 
 
 class TooFewSites(RemoteError):
     """A bounded wait ended without enough sites."""
 
-    status = grpc.StatusCode.DEADLINE_EXCEEDED
+    status = "DEADLINE_EXCEEDED"
 
 
 class Incompatible(RemoteError):
     """The two ends have no protocol version in common."""
 
-    status = grpc.StatusCode.UNIMPLEMENTED
+    status = "UNIMPLEMENTED"
 
 
 class Unavailable(RemoteError):
     """The peer is going down, unreachable or busy; trying again later is right."""
 
-    status = grpc.StatusCode.UNAVAILABLE
+    status = "UNAVAILABLE"
 
 
 def _tree(root: type[RemoteError]) -> dict[str, type[RemoteError]]:
@@ -200,6 +200,8 @@ METADATA_KEY = "atoll-error-bin"  # trailing metadata that carries a serialised 
 
 def to_detail(error: RemoteError) -> errors_pb2.ErrorDetail:
     """The form of `error` that travels."""
+    from atoll.wire import errors_pb2
+
     return errors_pb2.ErrorDetail(
         kind=type(error).__name__,
         message=error.message,
@@ -228,6 +230,10 @@ def from_detail(detail: errors_pb2.ErrorDetail) -> RemoteError:
 
 def from_rpc(error: grpc.RpcError | grpc.aio.AioRpcError) -> RemoteError:
     """The error behind a failed call: the peer's own where it sent one, else one by gRPC status."""
+    from google.protobuf.message import DecodeError
+
+    from atoll.wire import errors_pb2
+
     # The blocking API raises a plain RpcError that is also a Call; only the Call has these methods.
     call: Any = error
     trailing = call.trailing_metadata() if hasattr(call, "trailing_metadata") else None
@@ -235,7 +241,7 @@ def from_rpc(error: grpc.RpcError | grpc.aio.AioRpcError) -> RemoteError:
         if key == METADATA_KEY and isinstance(value, bytes):
             with suppress(DecodeError):  # a damaged detail is no detail: the status still says which kind
                 return from_detail(errors_pb2.ErrorDetail.FromString(value))
-    code = call.code() if hasattr(call, "code") else grpc.StatusCode.UNKNOWN
+    code = call.code() if hasattr(call, "code") else None
     text = call.details() if hasattr(call, "details") else str(error)
-    kind = next((k for k in RemoteError.__subclasses__() if k.status is code), RemoteError)
-    return kind(text or str(code))
+    kind = next((k for k in RemoteError.__subclasses__() if code and k.status == code.name), RemoteError)
+    return kind(text or str(code or "the call failed"))

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import struct
 
-from isal import isal_zlib
-
+from atoll.wire.checksum import crc32_of
 from atoll.wire.errors import BadFrame
 from atoll.wire.manifest import MODEL_BYTES
 
@@ -34,7 +33,7 @@ def encode_frame(offset: int, payload: memoryview, crc32: int | None = None) -> 
         raise ValueError(f"a frame holds 1 to {MAX_FRAME_BYTES} bytes, not {payload.nbytes}")
     if not 0 <= offset <= MODEL_BYTES - payload.nbytes:
         raise ValueError(f"a frame at byte {offset} of {payload.nbytes} bytes ends beyond {MODEL_BYTES}")
-    header = FRAME_HEADER.pack(offset, payload.nbytes, isal_zlib.crc32(payload) if crc32 is None else crc32)
+    header = FRAME_HEADER.pack(offset, payload.nbytes, crc32_of(payload) if crc32 is None else crc32)
     return b"".join((header, payload))
 
 
@@ -80,11 +79,11 @@ def decode_frame(frame: bytes) -> tuple[int, memoryview]:
             value=offset,
             bound=MODEL_BYTES - length,
         )
-    if isal_zlib.crc32(payload) != crc32:
+    if crc32_of(payload) != crc32:
         raise BadFrame(
             f"frame at byte {offset}: crc32 of the payload is not that of the header; send it again",
             field="crc32",
-            value=f"{isal_zlib.crc32(payload):08x}",
+            value=f"{crc32_of(payload):08x}",
             bound=f"{crc32:08x}",
         )
     return offset, payload

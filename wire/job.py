@@ -1,25 +1,26 @@
 """The job file: one strict TOML document that researcher, server, site and simulator read alike.
 
-An unknown key is an error that names the nearest known one. The parts of a strategy stay open here (`Part`: a kind
+An unknown key is an error that names the line and the nearest known one. The parts of a strategy stay open here (`Part`: a kind
 and its options), since plugins bring kinds; `atoll.aggregation.strategy.resolve` checks the options of each.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
-import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from atoll.wire.errors import ConfigError, Malformed
+from atoll.wire.explain import explain
 from atoll.wire.names import check_label, check_site_name
+from atoll.wire.toml_file import TomlFile, read_toml
 
 JOB_BYTES = 1 << 20  # a job is a page of text; 1 MiB leaves room for [app] tables
 MAX_DEPTH = 32  # tables within tables; a job has three
@@ -172,120 +173,99 @@ _NOT_YET = {
 }
 
 
-def _refuse_later_tables(table: dict[str, Any], path: str) -> None:
+def _refuse_later_tables(table: dict[str, Any], source: TomlFile | str) -> None:
     privacy = table.get("privacy")
     for key, reason in _NOT_YET.items():
         head, _, tail = key.partition(".")
         present = head in table and (not tail or (isinstance(privacy, dict) and tail in privacy))
         if present:
-            raise ConfigError(f"{path}: [{key}]: {reason}; remove the table", key=key)
+            raise ConfigError(f"{_place(source, key.split('.'))}: [{key}]: {reason}; remove the table", key=key)
     if "differential_privacy" in table:
-        raise ConfigError(
-            f"{path}: [differential_privacy]: {_NOT_YET['privacy.differential_privacy']}; remove the table",
-            key="differential_privacy",
-        )
+        key, reason = "differential_privacy", _NOT_YET["privacy.differential_privacy"]
+        raise ConfigError(f"{_place(source, [key])}: [{key}]: {reason}; remove the table", key=key)
 
 
-def _refuse_unportable(value: object, path: str, keys: tuple[str, ...] = ()) -> None:
+def _place(source: TomlFile | str, keys: Sequence[str | int]) -> str:
+    return source if isinstance(source, str) else source.place(keys)
+
+
+def _refuse_unportable(value: object, source: TomlFile | str, keys: tuple[str, ...] = ()) -> None:
     """Raises ConfigError for what canonical JSON cannot carry: dates, NaN, infinities, tables without end."""
     key = ".".join(keys)
     if len(keys) > MAX_DEPTH:
-        raise ConfigError(f"{path}: tables are nested more than {MAX_DEPTH} deep", key=key, bound=str(MAX_DEPTH))
+        text = f"tables are nested more than {MAX_DEPTH} deep; put them side by side"
+        raise ConfigError(f"{_place(source, keys[:1])}: {text}", key=key, bound=str(MAX_DEPTH))
     if isinstance(value, dict):
         for name, item in value.items():
-            _refuse_unportable(item, path, (*keys, str(name)))
+            _refuse_unportable(item, source, (*keys, str(name)))
     elif isinstance(value, list):
         for position, item in enumerate(value):
-            _refuse_unportable(item, path, (*keys, str(position)))
+            _refuse_unportable(item, source, (*keys, str(position)))
     elif not isinstance(value, str | int | float) and value is not None:
-        raise ConfigError(f"{path}: {key} = {value}: write dates and times as text", key=key, value=str(value))
+        text = f"{key} = {value}: write dates and times as text, in quotes"
+        raise ConfigError(f"{_place(source, keys)}: {text}", key=key, value=str(value))
     elif isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{path}: {key} = {value}: wanted a finite number", key=key, value=str(value))
+        text = f"{key} = {value}: wanted a finite number"
+        raise ConfigError(f"{_place(source, keys)}: {text}", key=key, value=str(value))
 
 
-def _known_keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
-    """Keys that the table at `location` (without its last element, the unknown key) takes."""
-    steps = iter(location[:-1])
-    for step in steps:
-        field = model.model_fields.get(str(step))
-        annotation = field.annotation if field else None
-        if get_origin(annotation) is dict:
-            next(steps, None)  # a name of the user's choice, as in [apps.NAME]
-        candidates = [a for a in getattr(annotation, "__args__", (annotation,)) if isinstance(a, type)]
-        nested = next((a for a in candidates if issubclass(a, BaseModel)), None)
-        if nested is None:
-            return []
-        model = nested
-    return list(model.model_fields)
-
-
-def explain(error: ValidationError, model: type[BaseModel], path: str) -> ConfigError:
-    """One ConfigError for the fault that says most: key, value, what is wanted, the nearest known key."""
-    # An unknown key comes first: it is often the misspelt form of the one that is missing, and carries the hint.
-    faults = sorted(error.errors(include_url=False), key=lambda fault: fault["type"] != "extra_forbidden")
-    fault = faults[0]
-    key = ".".join(str(step) for step in fault["loc"]) or "(whole file)"
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    if fault["type"] == "extra_forbidden":
-        known = _known_keys(model, fault["loc"])
-        near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
-        return ConfigError(f"{path}: unknown key {key!r}; {hint}{more}", key=key)
-    if fault["type"] == "missing":
-        return ConfigError(f"{path}: {key} is missing{more}", key=key)
-    wanted = fault["msg"].removeprefix("Value error, ")
-    if isinstance(fault["input"], dict):  # a rule over several keys: the message names them
-        return ConfigError(f"{path}: {key}: {wanted}{more}" if fault["loc"] else f"{path}: {wanted}{more}", key=key)
-    value = repr(fault["input"])[:80]
-    return ConfigError(f"{path}: {key} = {value}: {wanted}{more}", key=key, value=value, bound=wanted)
-
-
-def parse_job(table: dict[str, Any], path: str = "job") -> Job:
-    """The job in a parsed TOML or JSON table; `path` names the source in errors.
+def parse_job(table: dict[str, Any], source: TomlFile | str = "job") -> Job:
+    """The job in a parsed TOML or JSON table; `source` is where it came from, for errors.
 
     Raises:
         ConfigError: a key is unknown, missing or out of bounds, or asks for something that this version has not.
     """
-    _refuse_later_tables(table, path)
-    _refuse_unportable(table, path)
+    _refuse_later_tables(table, source)
+    _refuse_unportable(table, source)
     try:
         return Job.model_validate(table)
     except ValidationError as error:
-        raise explain(error, Job, path) from None
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """The table in a TOML file.
-
-    Raises:
-        ConfigError: the file is missing, unreadable, or not TOML (with line and column).
-    """
-    try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not UTF-8 text") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from None
+        raise explain(error, Job, source) from None
 
 
 def load_job(path: Path) -> Job:
     """The job in a TOML file. Raises ConfigError as `parse_job` and `read_toml` do."""
-    return parse_job(read_toml(path), str(path))
+    file = _read(path)
+    return parse_job(file.table, file)
+
+
+@contextmanager
+def located(path: Path) -> Iterator[None]:
+    """Has an error about a key of a job, which was read from `path`, name the file and the line too.
+
+    The strategy's parts and the app's values are checked by those who know them, who do not know the file.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        keys = error.key.split(".")
+        if keys[0] not in Job.model_fields or str(error).startswith(str(path)):
+            raise
+        file = _read(path)
+        while len(keys) > 1 and file.line_of(keys) is None:
+            del keys[-1]  # one that is missing is told of with its table
+        message = str(error).removeprefix("job: ")
+        raise ConfigError(
+            f"{file.place(keys)}: {message}", key=error.key, value=error.value, bound=error.bound
+        ) from error
+
+
+def _read(path: Path) -> TomlFile:
+    return read_toml(path, absent="give the path of a job file; the apps of examples/ have one each")
 
 
 def decode_job(data: bytes) -> Job:
     """The job in canonical JSON from a peer. Raises ConfigError where it is none."""
     if len(data) > JOB_BYTES:
-        raise ConfigError(f"job is {len(data)} bytes, at most {JOB_BYTES} are taken", key="job", bound=str(JOB_BYTES))
+        raise ConfigError(
+            f"job is {len(data)} bytes, at most {JOB_BYTES} are taken; shorten its [app] table",
+            key="job",
+            bound=str(JOB_BYTES),
+        )
     try:
         table = json.loads(data)
     except (ValueError, RecursionError):
-        raise ConfigError("job is not JSON") from None
+        raise ConfigError("job is not JSON; the sender's software is at fault: update it", key="job") from None
     if not isinstance(table, dict):
-        raise ConfigError("job is not a JSON object")
+        raise ConfigError("job is not a JSON object; the sender's software is at fault: update it", key="job")
     return parse_job(table, "job")

@@ -31,6 +31,9 @@ NAME_BYTES = 512
 FORMAT = 1
 
 _TENSOR_BYTES = 1024  # an encoded TensorSpec within its bounds has at most 512 + 16 * 7 and a few bytes more
+_RENAME = "rename its module or tensor in the app's model()"
+_OLD = "update the older side"
+_DAMAGED = "whoever sent or wrote it is at fault: send it again, and update that side if this comes again"
 _RESERVED_NAMES = frozenset({"__metadata__"})  # a key of safetensors headers
 
 DTYPE_BYTES: Mapping[str, int] = {
@@ -76,13 +79,19 @@ class TensorSpec:
         _check_name(self.name)
         if self.dtype not in DTYPE_BYTES:
             raise BadManifest(
-                f"tensor {self.name!r} has dtype {self.dtype}, which does not travel; known: {', '.join(DTYPE_BYTES)}",
+                f"tensor {self.name!r} has dtype {self.dtype}, which does not travel; have the app's model() make it one of: "
+                f"{', '.join(DTYPE_BYTES)}",
                 field=self.name,
                 value=self.dtype,
                 bound="a known dtype",
             )
         if self.role not in ("parameter", "buffer"):
-            raise BadManifest(f"tensor {self.name!r} has role {self.role!r}", field=self.name, value=self.role)
+            raise BadManifest(
+                f"tensor {self.name!r} has role {self.role!r}: wanted parameter or buffer",
+                field=self.name,
+                value=self.role,
+                bound="parameter or buffer",
+            )
         _check_shape(self.name, self.shape)
 
     @property
@@ -184,12 +193,12 @@ class Manifest:
                 format_seen = value
             elif number == 2 and isinstance(value, bytes):
                 if len(specs) == MAX_TENSORS:
-                    raise BadManifest(
-                        f"manifest has more than {MAX_TENSORS} tensors", field="tensors", bound=MAX_TENSORS
-                    )
+                    raise _too_many_tensors(f"more than {MAX_TENSORS}")
                 specs.append(_decode_tensor(value, len(specs)))
             else:
-                raise BadManifest(f"manifest has a field {number} that format {FORMAT} does not know", field="format")
+                raise BadManifest(
+                    f"manifest has a field {number} that format {FORMAT} does not know; {_OLD}", field="format"
+                )
         if format_seen != FORMAT:
             raise BadManifest(
                 f"manifest has format {format_seen}, this version reads {FORMAT}; update the older side",
@@ -236,14 +245,21 @@ def _describe(spec: TensorSpec) -> str:
     return f"a {spec.role} of {spec.dtype} {list(spec.shape)}"
 
 
+def _too_many_tensors(num_tensors: int | str) -> BadManifest:
+    text = f"manifest has {num_tensors} tensors, at most {MAX_TENSORS} are taken; make the model of fewer"
+    return BadManifest(text, field="tensors", value=num_tensors, bound=MAX_TENSORS)
+
+
 def _check_name(name: str) -> None:
     try:
         num_bytes = len(name.encode())
     except UnicodeEncodeError:
-        raise BadManifest(f"tensor name {name!r:.200} is not UTF-8", field="name", value=repr(name)) from None
+        text = f"tensor name {name!r:.200} is not UTF-8; {_RENAME}"
+        raise BadManifest(text, field="name", value=repr(name), bound="UTF-8") from None
     if not 1 <= num_bytes <= NAME_BYTES or not name.isprintable() or name in _RESERVED_NAMES:
         bound = f"1 to {NAME_BYTES} bytes of printable UTF-8, not __metadata__"
-        raise BadManifest(f"tensor name {name!r:.200}: wanted {bound}", field="name", value=repr(name), bound=bound)
+        text = f"tensor name {name!r:.200}: wanted {bound}; {_RENAME}"
+        raise BadManifest(text, field="name", value=repr(name), bound=bound)
 
 
 def _check_shape(name: str, shape: tuple[int, ...]) -> None:
@@ -252,30 +268,32 @@ def _check_shape(name: str, shape: tuple[int, ...]) -> None:
     if len(shape) > MAX_DIMENSIONS or any(dimension < 0 for dimension in shape) or size > MODEL_BYTES:
         bound = f"at most {MAX_DIMENSIONS} dimensions, none negative, product at most 2^48"
         raise BadManifest(
-            f"tensor {name!r:.200} has shape {list(shape)!s:.200}: wanted {bound}", field=name, value=shape, bound=bound
+            f"tensor {name!r:.200} has shape {list(shape)!s:.200}: wanted {bound}; split it in the app's model()",
+            field=name,
+            value=shape,
+            bound=bound,
         )
 
 
 def _check_order(tensors: tuple[TensorSpec, ...]) -> None:
     if len(tensors) > MAX_TENSORS:
-        raise BadManifest(
-            f"manifest has {len(tensors)} tensors", field="tensors", value=len(tensors), bound=MAX_TENSORS
-        )
+        raise _too_many_tensors(len(tensors))
     seen: set[str] = set()
     end, item_bytes = 0, max(DTYPE_BYTES.values())
     for spec in tensors:
         if spec.name in seen:
-            raise BadManifest(f"tensor {spec.name!r} comes twice", field=spec.name, value="twice", bound="once")
+            text = f"tensor {spec.name!r} comes twice; {_RENAME}"
+            raise BadManifest(text, field=spec.name, value="twice", bound="once")
         if spec.offset != end:
             raise BadManifest(
-                f"tensor {spec.name!r} starts at byte {spec.offset}, the one before it ends at {end}",
+                f"tensor {spec.name!r} starts at byte {spec.offset}, the one before it ends at {end}; {_DAMAGED}",
                 field=spec.name,
                 value=spec.offset,
                 bound=end,
             )
         if DTYPE_BYTES[spec.dtype] > item_bytes:
             raise BadManifest(
-                f"tensor {spec.name!r} of {spec.dtype} stands after smaller items; tensors go by falling item size",
+                f"tensor {spec.name!r} of {spec.dtype} stands after smaller items; tensors go by falling item size; {_DAMAGED}",
                 field=spec.name,
                 value=spec.dtype,
                 bound=f"at most {item_bytes} bytes an item",
@@ -283,13 +301,18 @@ def _check_order(tensors: tuple[TensorSpec, ...]) -> None:
         seen.add(spec.name)
         end, item_bytes = end + spec.num_bytes, DTYPE_BYTES[spec.dtype]
     if end > MODEL_BYTES:
-        raise BadManifest(f"model of {end} bytes, at most {MODEL_BYTES}", field="tensors", value=end, bound=MODEL_BYTES)
+        text = f"model of {end} bytes, at most {MODEL_BYTES} are taken; make it smaller"
+        raise BadManifest(text, field="tensors", value=end, bound=MODEL_BYTES)
 
 
 def _check_encoded_size(num_bytes: int) -> None:
     if num_bytes > MANIFEST_BYTES:
         raise BadManifest(
-            f"manifest of {num_bytes} bytes, at most {MANIFEST_BYTES}", value=num_bytes, bound=MANIFEST_BYTES
+            f"manifest of {num_bytes} bytes, at most {MANIFEST_BYTES} are taken; give the model fewer tensors or shorter "
+            "names",
+            field="manifest",
+            value=num_bytes,
+            bound=MANIFEST_BYTES,
         )
 
 
@@ -298,12 +321,13 @@ def _decode_tensor(data: bytes, position: int) -> TensorSpec:
         message = pb.TensorSpec.FromString(data)
     except DecodeError:
         raise BadManifest(
-            f"manifest: tensor {position + 1} is damaged, or its name is not UTF-8", field=f"tensors[{position}]"
+            f"manifest: tensor {position + 1} is damaged, or its name is not UTF-8; {_DAMAGED}",
+            field=f"tensors[{position}]",
         ) from None
     dtype, role = _DTYPE_OF.get(message.dtype), _ROLE_OF.get(message.role)
     if dtype is None or role is None:
         raise BadManifest(
-            f"manifest: tensor {position + 1} has dtype {message.dtype} and role {message.role}, one of them unknown here",
+            f"manifest: tensor {position + 1} has dtype {message.dtype} and role {message.role}, one of them unknown here; {_OLD}",
             field=f"tensors[{position}]",
             value=f"dtype {message.dtype}, role {message.role}",
             bound="the enums of manifest.proto",
@@ -326,7 +350,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif wire_type == 2:
             if value > _TENSOR_BYTES or value > len(data) - position:
                 raise BadManifest(
-                    f"manifest is truncated, or a tensor in it is larger than {_TENSOR_BYTES} bytes",
+                    f"manifest is truncated, or a tensor in it is larger than {_TENSOR_BYTES} bytes; {_DAMAGED}",
                     field="tensors",
                     value=value,
                     bound=min(_TENSOR_BYTES, len(data) - position),
@@ -334,7 +358,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
             yield number, data[position : position + value]
             position += value
         else:
-            raise BadManifest(f"manifest has a field {number} of wire type {wire_type}", field="format")
+            raise BadManifest(f"manifest has a field {number} of wire type {wire_type}; {_OLD}", field="format")
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
@@ -348,4 +372,4 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
             return number, position
-    raise BadManifest("manifest is truncated", field="tensors")
+    raise BadManifest(f"manifest is truncated; {_DAMAGED}", field="tensors")

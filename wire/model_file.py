@@ -19,15 +19,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from isal import isal_zlib
-
+from atoll.wire.checksum import crc32_of
 from atoll.wire.errors import BadManifest, DiskFull, LocalError
 from atoll.wire.manifest import DTYPE_BYTES, Manifest, Role, TensorSpec
 from atoll.wire.room import NO_ROOM, reserve
 
 HEADER_BYTES = 64 << 20  # longest header read; the format itself allows 100 MB
 DATA_ALIGNMENT = 64  # of the data in the file, and so in a mapping of it: a cache line, and every item size
-CRC_BLOCK_BYTES = 1 << 20
 DRAFT_SUFFIX = ".draft"
 
 _LENGTH = struct.Struct("<Q")
@@ -165,18 +163,10 @@ def map_file(path: Path) -> Iterator[memoryview]:
         view.release()
 
 
-def crc32_of(path: Path) -> int:
+def crc32_of_file(path: Path) -> int:
     """The crc32 (zlib) of the data of a model file. Raises as `open_model` does."""
     with open_model(path) as model:
-        return crc32_of_buffer(model.map)
-
-
-def crc32_of_buffer(data: memoryview) -> int:
-    """The crc32 (zlib) of contiguous bytes."""
-    crc32 = 0
-    for start in range(0, data.nbytes, CRC_BLOCK_BYTES):
-        crc32 = isal_zlib.crc32(data[start : start + CRC_BLOCK_BYTES], crc32)
-    return crc32
+        return crc32_of(model.map)
 
 
 def fsync_folder(folder: Path) -> None:

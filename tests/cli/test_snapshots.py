@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import math
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from contextlib import suppress
 
 import pytest
 from rich.console import Console
 
 from atoll.cli.live import Lines, Screen
-from atoll.cli.output import age, print_json, print_table, size
-from atoll.cli.run_view import SITES_SHOWN, render, round_line, rounds_table, status_line
+from atoll.cli.output import age, note, print_json, print_table, size
+from atoll.cli.run_view import SITES_SHOWN, lines, render, round_line, rounds_table, status_line
 from atoll.cli.snapshots import headline_metric, metric_values, run_record, timestamp
 from atoll.wire.control_pb2 import MetricSum
 from atoll.wire.errors_pb2 import ErrorDetail
@@ -163,6 +172,132 @@ def test_the_view_shows_sites_and_rounds() -> None:
     assert "accuracy at server" in text
     assert "0.9667" in text
     assert "2.0 KiB" in text
+
+
+PATIENT = _snapshot(rounds=3, round_=4)
+PATIENT.rounds[1].missing.append("lakeside")
+PATIENT.sites[0].CopyFrom(SiteProgress(site="st-mary", state="training", done=3, total=12))
+PATIENT.sites[1].CopyFrom(
+    SiteProgress(site="lakeside", state="failed", detail="the loss is nan at step 3 of 12: lower the learning rate")
+)
+
+
+@pytest.mark.parametrize(
+    ("width", "titles"),
+    [
+        (140, "round  sites  training loss  accuracy at sites  accuracy at server  seconds  up  missing"),
+        (80, "round  sites  training loss  accuracy at sites  accuracy at server  seconds  up  missing"),
+        (60, "round  sites  training loss  accuracy at sites  accuracy at server  missing"),
+        (40, "round  accuracy at sites  accuracy at server  missing"),
+    ],
+)
+def test_a_table_that_does_not_fit_leaves_out_and_never_cuts(width: int, titles: str) -> None:
+    table = rounds_table(PATIENT, width=width)
+    assert "  ".join(str(column.header) for column in table.columns) == titles
+    text = _drawn(render(PATIENT, width), width)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    assert max(map(len, text.splitlines())) <= width
+    assert [line.split()[:1] for line in text.splitlines()[-3:]] == [["1"], ["2"], ["3"]], "a round is a line"
+    assert "0.9667" in text.splitlines()[-2]
+    assert "lakeside" in text.splitlines()[-2]
+    assert "the loss is nan at step 3 of 12: lower the learning rate" in " ".join(text.split())
+    assert "3/12" in text
+
+
+def test_a_pipe_gets_whole_rows_without_colours() -> None:
+    snapshot = _snapshot(rounds=30)
+    snapshot.sites[0].CopyFrom(SiteProgress(site="st-mary", state="failed", detail="why " * 100))
+    told = lines(snapshot)
+    assert next(line for line in told if line.startswith("st-mary")).count("why") == 100
+    assert sum(line.split()[0].isdecimal() for line in told) == 12
+    assert not any("\x1b" in line or line != line.rstrip() for line in told)
+
+
+def test_what_comes_from_others_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "the\x1b[2J\x07 app\r\nsays\x9b31m \N{RIGHT-TO-LEFT OVERRIDE}no"
+    said = "the\ufffd[2J\ufffd app says\ufffd31m \ufffdno"
+    record = _record(1, missing=["lakeside"])
+    record.reasons["lakeside"] = evil
+    assert round_line(record, 5).endswith(f"without lakeside ({said})")
+    assert status_line(_snapshot("failed", reason=ErrorDetail(message=evil))).endswith(f"is failed: {said}")
+    snapshot = _snapshot()
+    snapshot.sites[0].detail = evil
+    for width in (40, 140):
+        assert "\x1b" not in _drawn(render(snapshot, width), width)
+    note(evil)
+    assert capsys.readouterr().err == "the\ufffd[2J\ufffd app\ufffd\nsays\ufffd31m \ufffdno\n"
+
+
+def _on_a_terminal(program: str, columns: int, term: str = "xterm-256color") -> str:
+    """What a program writes to a terminal of so many columns and 24 lines."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    variables = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        env=variables | {"TERM": term},
+    )
+    os.close(follower)
+    written = b""
+    with suppress(OSError):  # the end, on Linux
+        while data := os.read(leader, 1 << 16):
+            written += data
+    os.close(leader)
+    assert process.wait() == 0, written.decode()
+    return written.decode()
+
+
+SHOWING = """
+from atoll.cli.live import open_view
+from atoll.wire.runs_pb2 import RunSnapshot
+view = open_view()
+for data in {snapshots}:
+    view.show(RunSnapshot.FromString(data))
+view.say("the server is away, trying again")
+view.show(RunSnapshot.FromString({last}))
+view.close()
+print("after")
+"""
+LAST = _snapshot("finished", round_=5, rounds=5)
+
+
+def _showing() -> str:
+    return SHOWING.format(snapshots=[PATIENT.SerializeToString()], last=LAST.SerializeToString())
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+def test_a_terminal_keeps_the_last_state_and_no_line_is_lost_or_cut(columns: int) -> None:
+    written = _on_a_terminal(_showing(), columns)
+    assert "\x1b[?25h" in written, "the cursor is there again"
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written).replace("\r", "").splitlines()
+    assert shown[-1] == "after"
+    assert [line.split()[0] for line in shown[-6:-1]] == ["1", "2", "3", "4", "5"]
+    assert all(len(line) <= columns for line in shown)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in written
+    assert any("the server is away" in line for line in shown)
+
+
+def test_a_terminal_that_cannot_redraw_and_a_pipe_get_lines() -> None:
+    piped = subprocess.run([sys.executable, "-c", _showing()], capture_output=True, text=True, check=True).stderr
+    told = [f"run {RUN} (digits) is running, round 4 of 5", round_line(PATIENT.rounds[0], 5)]
+    told += [round_line(PATIENT.rounds[1], 5), "the server is away, trying again"]
+    told += [*[_line(number) for number in (3, 4, 5)], f"run {RUN} (digits) is finished"]
+    assert piped.splitlines() == told
+    dumb = _on_a_terminal(_showing(), 80, term="dumb")
+    assert dumb.splitlines() == [*told, "after"]
+
+
+def test_a_server_that_is_away_twice_is_told_of_twice() -> None:
+    told: list[str] = []
+    view = Lines(told.append)
+    for _ in range(2):
+        view.show(_snapshot("running", round_=1, rounds=0))
+        view.say("the server is away, trying again")
+        view.say("the server is away, trying again")
+    assert told.count("the server is away, trying again") == 2
 
 
 def test_names_from_the_wire_are_text_and_never_markup() -> None:

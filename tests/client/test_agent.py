@@ -59,7 +59,7 @@ async def test_a_run_from_offer_to_end(server: ScriptedServer, running: TrialSit
         ({"app": "old"}, "Unknown", "script"),
         ({"app": "absent"}, "Unknown", "not installed"),
         ({"app": "forbidden"}, "PolicyRefused", "allowed_apps"),
-        ({"num_sites": 2}, "PolicyRefused", "min_cohort"),
+        ({"fewest_sites": 2}, "PolicyRefused", "min_cohort"),
         ({"rounds": 11}, "PolicyRefused", "max_rounds"),
         ({"data": "unheard"}, "Unknown", "has no data"),
     ],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.client.checks import Verdict, check_clock, check_home
+from atoll.client.checks import Verdict, check_clock, check_home, check_membership
 
 
 def _verdicts(home: Path) -> dict[str, Verdict]:
@@ -38,13 +38,15 @@ def test_an_empty_folder_is_told_what_it_lacks(tmp_path: Path) -> None:
     }
 
 
-def test_a_site_hears_of_settings_policy_apps_and_data(tmp_path: Path) -> None:
+def test_a_site_hears_of_settings_policy_apps_scripts_and_data(tmp_path: Path) -> None:
     (tmp_path / "there.npz").touch()
     (tmp_path / "site.toml").write_text(
         '[site]\nname = "ward"\nserver = "127.0.0.1:1"\n'
         '[apps.known]\ndistribution = "atoll-examples"\nentry_point = "digits"\n'
         '[apps.other]\ndistribution = "atoll-examples"\nentry_point = "digits"\n'
         '[apps.absent]\ndistribution = "no-such-distribution"\nentry_point = "x"\n'
+        f'[scripts.old]\npath = "{tmp_path / "there.npz"}"\n'
+        f'[scripts.away]\npath = "{tmp_path / "gone.py"}"\n'
         f'[data.known]\npath = "{tmp_path / "there.npz"}"\n'
         f'[data.absent]\npath = "{tmp_path / "gone.npz"}"\n'
     )
@@ -57,9 +59,49 @@ def test_a_site_hears_of_settings_policy_apps_and_data(tmp_path: Path) -> None:
         "app known": Verdict.OK,
         "app other": Verdict.WARNED,  # installed, and the policy does not allow it
         "app absent": Verdict.FAILED,
+        "script old": Verdict.OK,
+        "script away": Verdict.FAILED,
         "data known": Verdict.OK,
         "data absent": Verdict.FAILED,
     }
+
+
+def test_whatever_is_not_well_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text(
+        '[site]\nname = "ward"\nserver = "127.0.0.1:1"\n'
+        '[apps.other]\ndistribution = "atoll-examples"\nentry_point = "digits"\n'
+        '[apps.absent]\ndistribution = "no-such-distribution"\nentry_point = "x"\n'
+        f'[scripts.away]\npath = "{tmp_path / "gone.py"}"\n'
+        f'[data.absent]\npath = "{tmp_path / "gone.npz"}"\n'
+    )
+    (tmp_path / "policy.toml").write_text("researchers = []\nmax_rounds = 0\n")
+    told = {check.name: f"{check.found}; {check.advice}" for check in check_home(tmp_path)}
+    for name, words in {
+        "identity": "join first",
+        "policy": "line 2: max_rounds = 0: wanted at least 1; until that is mended, every run is refused",
+        "app other": "put name and hash into allowed_apps of policy.toml",
+        "app absent": "pip install it",
+        "script away": "correct its path under [scripts] of site.toml",
+        "data absent": "put it there, or correct the path under [data.absent]",
+    }.items():
+        assert words in told[name]
+
+
+@pytest.mark.parametrize(
+    ("state", "verdict", "words"),
+    [
+        ("active", Verdict.OK, ""),
+        ("pending", Verdict.WARNED, "federation sign"),
+        ("revoked", Verdict.WARNED, "site add"),
+    ],
+)
+def test_a_site_that_is_not_on_the_member_list_hears_how_it_gets_there(
+    state: str, verdict: Verdict, words: str
+) -> None:
+    check = check_membership(state)
+    assert check.verdict is verdict
+    assert words in check.advice
+    assert bool(check.advice) == (state != "active")
 
 
 def test_settings_with_a_fault_do_not_hide_the_rest(tmp_path: Path) -> None:

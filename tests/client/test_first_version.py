@@ -47,7 +47,7 @@ def test_the_app_table_of_the_job_reaches_the_app(tmp_path: Path) -> None:
 
 
 def test_an_option_that_the_app_does_not_know_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown key 'hiden'; did you mean 'hidden'"):
+    with pytest.raises(ConfigError, match=r"unknown key 'app\.hiden'; did you mean 'hidden'\?"):
         build_first_version(_person(tmp_path), _job(hiden=8), tmp_path)
 
 

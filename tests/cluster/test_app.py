@@ -51,8 +51,8 @@ def test_takes_the_jobs_values_and_the_sites_source() -> None:
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [({"learningrate": 1}, r"\[app\]: unknown key 'learningrate'; did you mean 'learning_rate'\?"),
-     ({"hidden": "many"}, r"\[app\]: hidden = 'many'"), ({"hidden": 1.5}, r"\[app\]: hidden = 1.5")],
+    [({"learningrate": 1}, r"job: unknown key 'app.learningrate'; did you mean 'learning_rate'\?"),
+     ({"hidden": "many"}, r"job: app.hidden = 'many': wanted a whole number"), ({"hidden": 1.5}, r"job: app.hidden = 1.5: wanted")],
 )  # fmt: skip
 def test_refuses_values_that_the_app_does_not_take(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -1,12 +1,14 @@
-"""The reducers that the contract suite (`test_reducers.py`) holds. A new one is one more line."""
+"""The reducers that the contract suite (`test_reducers.py`) holds, of each kind of need. A new one is one more line."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any
 
-from atoll.aggregation.parts import build
+from atoll.aggregation.parts import BUILT_IN, build
 from atoll.aggregation.reducers.reduction import Reducer
 
 ClosedForm = Callable[[Sequence[float], Sequence[int]], float]  # values of one coordinate and weights, by site
@@ -14,13 +16,16 @@ ClosedForm = Callable[[Sequence[float], Sequence[int]], float]  # values of one 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReducerCase:
-    kind: str
-    closed_form: ClosedForm
-    tolerance: float  # largest error of a coordinate whose values are of the order of 1
+    """`closed_form` is None where a coordinate's result depends on the others: see aggregation/reducers."""
 
-    def make(self) -> Reducer:
-        made: Reducer = build("reducer", self.kind, {})
-        return made
+    kind: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    closed_form: ClosedForm | None = None
+    tolerance: float = 1e-12  # largest error of a coordinate whose values are of the order of 1
+
+    def made(self) -> Reducer:
+        reducer: Reducer = build("reducer", self.kind, self.options)
+        return reducer
 
 
 def weighted_mean(values: Sequence[float], weights: Sequence[int]) -> float:
@@ -29,4 +34,35 @@ def weighted_mean(values: Sequence[float], weights: Sequence[int]) -> float:
     return float(total / sum(weights))
 
 
-CASES = (ReducerCase(kind="mean", closed_form=weighted_mean, tolerance=2e-15),)
+def mean(values: Sequence[float], weights: Sequence[int]) -> float:
+    """Of the values, whatever their weights."""
+    return statistics.fmean(values)
+
+
+def median(values: Sequence[float], weights: Sequence[int]) -> float:
+    """Of the values, whatever their weights."""
+    return statistics.median(values)
+
+
+def trimmed(values: Sequence[float], weights: Sequence[int]) -> float:
+    """Without a quarter at each end."""
+    cut = len(values) // 4
+    return statistics.fmean(sorted(values)[cut : len(values) - cut])
+
+
+FAR = 1e9  # a length that no update has
+CASES = (
+    ReducerCase(kind="mean", closed_form=weighted_mean, tolerance=2e-15),
+    ReducerCase(kind="norm_bound", options={"norm": FAR}, closed_form=weighted_mean, tolerance=2e-15),
+    ReducerCase(kind="median", closed_form=median),
+    ReducerCase(kind="trimmed_mean", options={"fraction": 0.25}, closed_form=trimmed),
+    ReducerCase(kind="krum", options={"faulty": 0}),
+    ReducerCase(kind="multi_krum", options={"faulty": 0, "select": 4}, closed_form=mean),
+    ReducerCase(kind="bulyan", options={"faulty": 0}, closed_form=mean),
+    ReducerCase(kind="geometric_median"),
+    ReducerCase(kind="centered_clipping", options={"radius": FAR}, closed_form=mean),
+    ReducerCase(kind="bucketing", options={"size": 1, "inner": {"kind": "median"}}, closed_form=median),
+    ReducerCase(kind="fltrust", options={"trusted": "cedar"}),
+    ReducerCase(kind="qfedavg", options={"q": 0.0, "lr": 1.0}, closed_form=mean),
+)
+assert {case.kind for case in CASES} == set(BUILT_IN["reducer"])

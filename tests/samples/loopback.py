@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from atoll.server.authority import Authority, init_federation
 from atoll.server.enrolment import EnrolmentService, RenewalService
 from atoll.server.security import Gate, as_stranger, by_certificate, current_caller
 from atoll.server.store import Store
 from atoll.transport.credentials import server_credentials, server_options
-from atoll.transport.enrolment import encode_token, enrol, secret_sha256
-from atoll.transport.identity import ROLES, Identity, fingerprint, utc_now
+from atoll.transport.enrolment import encode_token, enrol, enrolment_request, secret_sha256
+from atoll.transport.identity import ROLES, Identity, fingerprint, private_pem, utc_now
 from atoll.transport.members import FederationKey
 from atoll.wire import admin_pb2, control_pb2, enrolment_pb2, enrolment_pb2_grpc, runs_pb2
 
@@ -160,3 +164,16 @@ async def call(channel: grpc.aio.Channel, method: str) -> bytes:
         return bytes(await calling)
     answers = [bytes(answer) async for answer in calling]
     return answers[0]
+
+
+def certified(federation: Federation, identity: Identity, *, name: str) -> Identity:
+    """`identity` with a certificate of the real CA for `name` that no directory recorded."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    issued = federation.authority.issue(enrolment_request(name, b"", key, None).csr, name=name, role="site")
+    return replace(
+        identity,
+        name=name,
+        certificate_pem=x509.load_der_x509_certificate(issued.certificate_der).public_bytes(Encoding.PEM),
+        private_key_pem=private_pem(key),
+        expires_at=issued.expires_at,
+    )

@@ -231,4 +231,4 @@ class ScriptedServer:
 
 async def _abort(context: Any, error: RemoteError) -> None:
     detail = to_detail(error).SerializeToString()
-    await context.abort(error.status, error.message, trailing_metadata=((METADATA_KEY, detail),))
+    await context.abort(grpc.StatusCode[error.status], error.message, trailing_metadata=((METADATA_KEY, detail),))

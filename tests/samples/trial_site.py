@@ -139,7 +139,7 @@ def install(folder: Path, text: str = "class Trial: ...\n") -> None:
     (info / "RECORD").write_text("trial_site_apps.py,,\natoll_trial_site_apps-1.0.dist-info/RECORD,,\n")
 
 
-def make_offer(*, app: str = "trial", data: str = "trial", rounds: int = 3, num_sites: int = 3) -> pb.RunOffer:
+def make_offer(*, app: str = "trial", data: str = "trial", rounds: int = 3, fewest_sites: int = 3) -> pb.RunOffer:
     """An offer that the trial site accepts, unless told otherwise. The distribution must be on sys.path."""
     job = parse_job({"job": {"name": "trial", "app": app, "data": data, "rounds": rounds, "wait_for_sites": "20s"}})
     return pb.RunOffer(
@@ -148,7 +148,7 @@ def make_offer(*, app: str = "trial", data: str = "trial", rounds: int = 3, num_
         manifest=MANIFEST.encode(),
         app_hash=hash_distribution(DISTRIBUTION),
         submitted_by="ada",
-        num_sites=num_sites,
+        fewest_sites=fewest_sites,
     )
 
 

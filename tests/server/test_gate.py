@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from collections.abc import Awaitable
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding
-from samples.loopback import Clock, Federation, WhoAmI, call, kinds_of_methods
+from samples.loopback import Clock, Federation, WhoAmI, call, certified, kinds_of_methods
 
 from atoll.server.security import METHOD_ROLES, STRANGER, Gate, by_claim
 from atoll.transport.credentials import (
@@ -28,14 +23,12 @@ from atoll.transport.credentials import (
     open_plaintext_channel,
     server_options,
 )
-from atoll.transport.enrolment import enrolment_request, renew
-from atoll.transport.identity import ROLES, Identity, private_pem
+from atoll.transport.enrolment import renew
+from atoll.transport.identity import ROLES
 from atoll.wire.errors import (
-    METADATA_KEY,
     BadUpdate,
     ConfigError,
     DiskFull,
-    IdentityError,
     Malformed,
     NotAllowed,
     RemoteError,
@@ -166,7 +159,7 @@ async def test_a_revocation_counts_from_the_next_call_on(federation: Federation)
 async def test_a_name_that_the_server_never_admitted(federation: Federation) -> None:
     """The CA's key alone makes nobody a member of the directory."""
     alpha = await federation.join("alpha")
-    ghost = _certified(federation, alpha, name="ghost")
+    ghost = certified(federation, alpha, name="ghost")
     async with open_channel(ghost) as channel:
         error = await refusal(call(channel, "/atoll.wire.Admin/Sites"))
     assert type(error) is Stranger
@@ -175,7 +168,7 @@ async def test_a_name_that_the_server_never_admitted(federation: Federation) -> 
 
 async def test_a_certificate_that_the_directory_does_not_know(federation: Federation) -> None:
     """As after a theft and a new joining: the name is right, the certificate is not the recorded one."""
-    forged = _certified(federation, await federation.join("alpha"), name="alpha")
+    forged = certified(federation, await federation.join("alpha"), name="alpha")
     async with open_channel(forged) as channel:
         error = await refusal(call(channel, "/atoll.wire.Admin/Sites"))
     assert type(error) is Stranger
@@ -325,88 +318,3 @@ class TestPlaintext:
         address = f"127.0.0.1:{federation.port}"
         async with open_plaintext_channel(address, name="olga", role="operator") as channel:
             assert type(await refusal(call(channel, "/atoll.wire.Admin/Revoke"))) is Unavailable
-
-
-class TestHandshake:
-    """What TLS refuses, and what the person reads."""
-
-    async def explained(self, identity: Identity, **options: Any) -> Exception:
-        async with open_channel(identity) as channel:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call(channel, "/atoll.wire.Admin/Sites")
-        assert METADATA_KEY not in dict(caught.value.trailing_metadata() or ())
-        return explain_connection_error(caught.value, identity, **options)
-
-    async def test_expired(self, federation: Federation, ca_clock: Clock) -> None:
-        alpha = await federation.join("alpha")
-        ca_clock.now -= timedelta(days=60)
-        late = _certified(federation, alpha, name="alpha")
-        error = await self.explained(late)
-        assert type(error) is IdentityError
-        assert "certificate of site alpha expired at" in str(error)
-        assert "atoll site join TOKEN" in str(error)
-
-    async def test_member_of_another_federation(self, federation: Federation, other_federation: Federation) -> None:
-        """Both ways: the member knows a wrong server, and the server does not know a wrong member."""
-        theirs = replace(await other_federation.join("alpha"), address=f"127.0.0.1:{federation.port}")
-        error = await self.explained(theirs)
-        assert type(error) is Stranger
-        assert "not the one of the federation that site alpha joined" in str(error)
-
-        gullible = replace(theirs, ca_pem=federation.authority.ca_pem)
-        error = await self.explained(gullible)
-        assert type(error) is Unavailable
-        assert "does not accept this certificate" in str(error)
-        assert "atoll site join TOKEN" in str(error)
-
-    async def test_a_member_cannot_play_the_server(self, federation: Federation) -> None:
-        alpha, beta = await federation.join("alpha"), await federation.join("beta")
-        pair = (beta.private_key_pem, beta.certificate_pem)
-        credentials = grpc.ssl_server_credentials([pair], beta.ca_pem, require_client_auth=True)
-        server = grpc.aio.server()
-        port = server.add_secure_port("127.0.0.1:0", credentials)
-        await server.start()
-        error = await self.explained(replace(alpha, address=f"127.0.0.1:{port}"))
-        await server.stop(0)
-        assert type(error) is Stranger
-
-    async def test_a_connection_that_breaks_off(self, federation: Federation) -> None:
-        identity = await federation.join("alpha")
-        error = grpc.aio.AioRpcError(
-            grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), details="Socket closed"
-        )
-        explained = explain_connection_error(error, identity)
-        assert type(explained) is Unavailable
-        assert "trying again is right" in str(explained)
-
-    async def test_nobody_listens(self, federation: Federation) -> None:
-        error = await self.explained(replace(await federation.join("alpha"), address="127.0.0.1:1"))
-        assert type(error) is Unavailable
-        assert "nobody listens at 127.0.0.1:1" in str(error)
-
-    async def test_a_renewed_server_certificate_is_shown_without_a_restart(
-        self, tmp_path: Path, clock: Clock, ca_clock: Clock
-    ) -> None:
-        ca_clock.now -= timedelta(days=20)
-        aged = Federation(tmp_path / "aged", clock, ca_clock)
-        await aged.start()
-        address = ("127.0.0.1", aged.enrolment_port)
-        before = await asyncio.to_thread(ssl.get_server_certificate, address)
-        ca_clock.now += timedelta(days=20)
-        after = await asyncio.to_thread(ssl.get_server_certificate, address)
-        await aged.stop()
-        assert before != after
-        assert after.encode() == aged.authority.server_certificate().certificate_pem
-
-
-def _certified(federation: Federation, identity: Identity, *, name: str) -> Identity:
-    """`identity` with a certificate of the real CA for `name` that no directory recorded."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    issued = federation.authority.issue(enrolment_request(name, b"", key, None).csr, name=name, role="site")
-    return replace(
-        identity,
-        name=name,
-        certificate_pem=x509.load_der_x509_certificate(issued.certificate_der).public_bytes(Encoding.PEM),
-        private_key_pem=private_pem(key),
-        expires_at=issued.expires_at,
-    )

@@ -242,6 +242,6 @@ def test_a_typo_in_the_settings(folder: Path) -> None:
     path = folder / "server.toml"
     path.write_text(path.read_text() + "[limits]\nmax_upload = 3\n")
     with pytest.raises(
-        ConfigError, match=r"server.toml: unknown key 'limits.max_upload'; did you mean 'max_uploads'\?"
+        ConfigError, match=r"server.toml, line \d+: unknown key 'limits.max_upload'; did you mean 'max_uploads'\?"
     ):
         run_server(folder)

@@ -105,6 +105,15 @@ def test_what_a_region_cannot_be_is_refused(declared: pb.Accept, field: str) -> 
     assert (caught.value.field, caught.value.site) == (field, "north")
 
 
+@pytest.mark.parametrize("max_weight", [0, 2**53 + 1, 2**64 - 1])
+def test_a_site_of_an_impossible_weight_takes_no_part(max_weight: int) -> None:
+    """One that declared more than a sum can hold would end the round of all others."""
+    joined_event(session(region=False), pb.Accept(max_weight=2**53))
+    with pytest.raises(Malformed, match=r"wanted 1 to 9007199254740992; .*atoll doctor") as caught:
+        joined_event(session(region=False), pb.Accept(max_weight=max_weight))
+    assert (caught.value.field, caught.value.site, caught.value.value) == ("max_weight", "north", str(max_weight))
+
+
 def test_a_site_that_never_said_so_is_no_region() -> None:
     with pytest.raises(Malformed, match="in only one of"):
         joined_event(session(region=False), accept(30, 3, 70))
@@ -160,7 +169,7 @@ def test_a_result_that_is_none_of_a_region(hostile: pb.Result, field: str) -> No
 def test_a_site_sends_no_sums() -> None:
     theirs = result(30)
     theirs.key.task = "r1.alone"
-    with pytest.raises(BadUpdate, match="wanted one payload named update"):
+    with pytest.raises(BadUpdate, match="payloads is sum, wanted update"):
         standing_of(upper_state(), "alone", theirs, run=RUN, update_bytes=100, partial_bytes=800)
 
 

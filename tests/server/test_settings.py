@@ -44,15 +44,18 @@ def test_apps_and_data_are_named_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (LEAST + 'listn = "0.0.0.0:1"', r"unknown key 'listn'; did you mean 'listen'\?"),
+        (LEAST + 'listn = "0.0.0.0:1"', r"server\.toml, line 5: unknown key 'listn'; did you mean 'listen'\?"),
         (LEAST + "[limits]\nleas_s = 5", r"unknown key 'limits.leas_s'; did you mean 'lease_s'\?"),
         (LEAST + '[apps.digits]\ndistribution = "x"\nentry_pont = "y"', r"did you mean 'entry_point'\?"),
-        ('federation = "demo"\naddress = "a:1"', "enrolment_address is missing"),
+        (
+            'federation = "demo"\naddress = "a:1"',
+            "enrolment_address is missing; add `enrolment_address = ...` to the top of the file",
+        ),
         (LEAST + 'listen = "7443"', r"listen = '7443': wanted \"host:port\""),
         (LEAST + 'listen = "0.0.0.0:70000"', "port of at most 65535"),
         (LEAST + 'enrolment_listen = "0.0.0.0:7443"', "they need a port each"),
         (LEAST + "[limits]\nlease_s = 20", r"limits: lease_s = 20 must be at least twice heartbeat_s = 15"),
-        (LEAST + "[limits]\nmax_uploads = 0", "limits.max_uploads = 0"),
+        (LEAST + "[limits]\nmax_uploads = 0", "line 6: limits.max_uploads = 0: wanted at least 1$"),
         (LEAST + 'database = "oracle://x"', 'wanted "sqlite"'),
         (LEAST + "plaintext = true", r"plaintext = true takes a loopback address only, and listen"),
         (LEAST.replace('"demo"', '"De mo"'), "federation = 'De mo': not a name"),
@@ -78,8 +81,12 @@ def test_plaintext_on_loopback(tmp_path: Path) -> None:
 def test_the_database_may_come_from_the_environment(tmp_path: Path) -> None:
     url = "postgresql://atoll:secret@db/atoll"
     assert load(tmp_path, LEAST, {"ATOLL_DATABASE": url}).database == url
-    with pytest.raises(ConfigError, match=r"database from ATOLL_DATABASE\): database"):
-        load(tmp_path, LEAST, {"ATOLL_DATABASE": "mysql://x"})
+    with pytest.raises(ConfigError, match=r"^\$ATOLL_DATABASE: database = ") as caught:
+        load(tmp_path, LEAST, {"ATOLL_DATABASE": "mysql://atoll:secret@x/atoll"})
+    assert "mysql://atoll:***@x/atoll" in str(caught.value)
+    assert "secret" not in str(caught.value) + caught.value.value
+    with pytest.raises(ConfigError, match=r"server\.toml, line 6: limits\.max_uploads"):
+        load(tmp_path, LEAST + "[limits]\nmax_uploads = 0", {"ATOLL_DATABASE": url})
 
 
 @pytest.mark.parametrize(

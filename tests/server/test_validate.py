@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -88,15 +89,25 @@ def test_what_is_committed_or_of_an_ended_run_may_be_dropped() -> None:
         (OTHER, result(FIRST), NotAllowed, "given to another site"),
         (FIRST, result(FIRST, round=9), NotAllowed, "not in the cohort"),
         (FIRST, result(FIRST, attempt=2), Stale, r"another attempt .*attempt is 2, wanted 1"),
-        (FIRST, result(FIRST, weight=0), BadUpdate, "weight is 0, wanted 1 to 50"),
+        (FIRST, result(FIRST, weight=0), BadUpdate, "weight is 0, wanted 1 to 50.*restart the site's agent"),
         (FIRST, result(FIRST, weight=MAX_WEIGHT + 1), BadUpdate, "weight is 51, wanted 1 to 50, as declared"),
         (FIRST, result(FIRST, payloads=[]), BadUpdate, "payloads is none, wanted update"),
         (FIRST, result(FIRST, payloads=[pb.Payload(name="model", num_bytes=100)]), BadUpdate, "payloads is model"),
         (FIRST, result(FIRST, payloads=[pb.Payload(name="update")] * 2), BadUpdate, "payloads is update, update"),
-        (FIRST, result(FIRST, payloads=[pb.Payload(name="update", num_bytes=99)]), BadUpdate, "is 99, wanted 100"),
+        (
+            FIRST,
+            result(FIRST, payloads=[pb.Payload(name="update", num_bytes=99)]),
+            BadUpdate,
+            "is 99, wanted 100.*install the server's version",
+        ),
         (FIRST, result(FIRST, metrics={"loss": pb.MetricSum(sum=math.nan, count=1)}), BadUpdate, "'loss' is not"),
         (FIRST, result(FIRST, metrics={"loss": pb.MetricSum(sum=1, count=-1)}), BadUpdate, "count >= 0"),
-        (FIRST, result(FIRST, metrics={f"m{i}": pb.MetricSum() for i in range(MAX_METRICS + 1)}), TooLarge, "257"),
+        (
+            FIRST,
+            result(FIRST, metrics={f"m{i}": pb.MetricSum() for i in range(MAX_METRICS + 1)}),
+            TooLarge,
+            "257, wanted at most 256",
+        ),
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) and " " in value else "",
 )
@@ -106,13 +117,67 @@ def test_what_cannot_be_taken_is_named(site: str, told: pb.Result, kind: type[Re
         standing(state, site, told)
     assert (refused.value.site, refused.value.run, refused.value.round) == (site, "run", told.round)
     assert refused.value.field
+    assert re.search(r"wanted .+\); (restart|nothing is|if this|install|have the app)", str(refused.value)), (
+        "what to do"
+    )
 
 
 def test_an_update_for_an_old_round_is_stale() -> None:
-    with pytest.raises(Stale, match=r"round 1 is closed .*wanted 2"):
+    with pytest.raises(Stale, match=r"round 1 is closed .*wanted 2.*longer deadline"):
         standing(of_second_round(), OTHER, result(OTHER))
 
 
-def test_a_negative_weight_does_not_fit_into_a_message() -> None:
-    with pytest.raises(ValueError, match="out of range"):
-        pb.Result(weight=-1)
+def negative(told: pb.Result) -> pb.Result:
+    """The same with a weight of -1, as a peer that takes the field for a signed one writes it."""
+    weight = pb.Result.DESCRIPTOR.fields_by_name["weight"].number
+    return pb.Result.FromString(told.SerializeToString() + bytes([weight << 3, *[0xFF] * 9, 0x01]))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        result(FIRST, weight=0),
+        negative(result(FIRST)),
+        result(FIRST, weight=MAX_WEIGHT + 1),
+        result(FIRST, weight=2**53 + 1),
+        result(FIRST, weight=2**64 - 1),
+    ],
+    ids=lambda told: str(told.weight),
+)
+def test_a_weight_that_was_not_declared_is_refused(told: pb.Result) -> None:
+    with pytest.raises(BadUpdate, match="1 to 50, as declared") as refused:
+        standing(after(), FIRST, told)
+    assert (refused.value.field, refused.value.value) == ("weight", str(told.weight))
+
+
+def test_whatever_was_declared_no_weight_is_beyond_what_a_float64_counts() -> None:
+    state = begin(PLAN)
+    joined = [Joined(site=site, max_weight=2**60, labels={}) for site in ("a", "b", "c", "d")]
+    for event in (*joined, Ready()):
+        state, _ = advance(PLAN, state, event)
+    assert standing(state, FIRST, result(FIRST, weight=2**53)) is Standing.NEW
+    with pytest.raises(BadUpdate, match="weight is"):
+        standing(state, FIRST, result(FIRST, weight=2**53 + 1))
+
+
+@pytest.mark.parametrize("count", [-1.0, -0.25, -5e-324, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("round_", ["open", "closed"])
+def test_a_metric_over_an_impossible_count_is_refused(count: float, round_: str) -> None:
+    """A count is the weight of a site's metric in the mean over all sites."""
+    state = after() if round_ == "open" else of_second_round()
+    told = result(FIRST, metrics={"loss": pb.MetricSum(sum=1.0, count=4.0), "auc": pb.MetricSum(sum=1.0, count=count)})
+    with pytest.raises(BadUpdate, match="count >= 0") as refused:
+        standing(state, FIRST, told)
+    assert (refused.value.field, refused.value.value) == ("auc", f"1.0 / {count}")
+
+
+@pytest.mark.parametrize("count", [0.0, 0.5, 1e300])
+def test_a_count_may_be_zero_or_a_fraction(count: float) -> None:
+    told = result(FIRST, metrics={"loss": pb.MetricSum(sum=-2.0, count=count)})
+    assert standing(after(), FIRST, told) is Standing.NEW
+
+
+@pytest.mark.parametrize("total", [math.nan, math.inf, -math.inf])
+def test_a_metric_of_an_impossible_sum_is_refused(total: float) -> None:
+    with pytest.raises(BadUpdate, match="'loss' is not a finite sum"):
+        standing(after(), FIRST, result(FIRST, metrics={"loss": pb.MetricSum(sum=total, count=1)}))

@@ -81,7 +81,7 @@ MESSAGES: dict[str, Message] = {
     "heartbeat": site(heartbeat=control_pb2.Heartbeat(member_list_version=3)),
     "run_offer": server(
         run_offer=control_pb2.RunOffer(
-            run=RUN, job=JOB, manifest=b"\x08\x01", app_hash="ab" * 32, submitted_by="ada", num_sites=3
+            run=RUN, job=JOB, manifest=b"\x08\x01", app_hash="ab" * 32, submitted_by="ada", fewest_sites=3
         )
     ),
     "accept": site(offer_reply=control_pb2.OfferReply(run=RUN, accept=control_pb2.Accept(max_weight=600))),

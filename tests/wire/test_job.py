@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.aggregation.strategy import resolve
 from atoll.wire.errors import ConfigError
-from atoll.wire.job import JOB_BYTES, Job, decode_job, load_job, parse_duration_s, parse_job
+from atoll.wire.job import JOB_BYTES, Job, decode_job, load_job, located, parse_duration_s, parse_job
 
 GOOD = """
 [job]
@@ -68,7 +69,10 @@ def test_a_typo_names_the_nearest_key(tmp_path: Path, typo: tuple[str, str]) -> 
     with pytest.raises(ConfigError) as caught:
         job_from(tmp_path, GOOD.replace(right, wrong, 1))
     found, nearest = TYPOS[typo]
-    assert f"job.toml: unknown key {found}; did you mean {nearest}?" in str(caught.value)
+    line = next(
+        n for n, text in enumerate(GOOD.replace(right, wrong, 1).splitlines(), 1) if wrong.split("\n")[0] in text
+    )
+    assert f"job.toml, line {line}: unknown key {found}; did you mean {nearest}?" in str(caught.value)
 
 
 def test_a_key_near_to_none_lists_the_known(tmp_path: Path) -> None:
@@ -77,19 +81,27 @@ def test_a_key_near_to_none_lists_the_known(tmp_path: Path) -> None:
 
 
 BAD_VALUES = {
-    ("rounds = 20", "rounds = 0"): "job.rounds = 0",
+    ("rounds = 20", "rounds = 0"): "job.toml, line 5: job.rounds = 0: wanted at least 1",
+    ("rounds = 20", "rounds = 2.5"): "job.rounds = 2.5: wanted a whole number",
+    ("rounds = 20", "rounds = [\n  20\n]"): "job.toml, line 5: job.rounds = [20]: wanted a whole number",
+    ('app = "fashion"', "app = 3"): 'job.toml, line 4: job.app = 3: wanted text in quotes, "..."',
+    ("every = 2", 'server = "perhaps"'): "evaluation.server = 'perhaps': wanted true or false",
+    ("work = { epochs = 1 }", "work = 1"): "strategy.work = 1: wanted a table, { key = value }",
+    ('kind = "fedavg"', 'buffers = "sum"'): "strategy.buffers = 'sum': wanted 'mean', 'local' or 'first'",
     ("rounds = 20", 'rounds = "many"'): "job.rounds = 'many'",
     ("rounds = 20", "rounds = 20\nseed = -1"): "job.seed = -1",
     ("rounds = 20", 'rounds = 20\nwait_for_sites = "soon"'): "wanted a duration",
     ("rounds = 20", 'rounds = 20\nsites = ["Bad Name"]'): "job.sites.0 = 'Bad Name': wanted 1 to 63",
     ('name = "fashion"', 'name = "../../etc"'): "job.name = '../../etc': wanted 1 to 63",
-    ("epochs = 1", "epochs = 1, steps = 5"): "not both",
+    ("epochs = 1", "epochs = 1, steps = 5"): "job.toml, line 11: strategy.work: give epochs or steps, not both",
     ("lr = 0.05", "lr = nan"): "app.lr = nan: wanted a finite number",
     ("lr = 0.05", "since = 2020-01-01"): "app.since = 2020-01-01: write dates and times as text",
     ("fraction = 1.0", "fraction = inf"): "strategy.schedule.fraction = inf",
-    ('kind = "rounds", ', ""): "strategy.schedule.kind is missing",
+    ('kind = "rounds", ', ""): (
+        "job.toml, line 10: strategy.schedule.kind is missing; add `kind = ...` to [strategy.schedule]"
+    ),
     ("threads = 2", "threads = 2000"): "training.threads = 2000",
-    ("rounds = 20", ""): "job.rounds is missing",
+    ("rounds = 20", ""): "job.toml, line 2: job.rounds is missing; add `rounds = ...` to [job]",
     ("[job]", "[job"): "not TOML",
 }
 
@@ -115,7 +127,7 @@ def test_a_bad_value_is_named_with_its_bound(tmp_path: Path, change: tuple[str, 
     ],
 )
 def test_what_this_version_lacks_is_refused_by_name(tmp_path: Path, table: str) -> None:
-    with pytest.raises(ConfigError, match="not in this version of Atoll"):
+    with pytest.raises(ConfigError, match=r"job\.toml, line 16: .*not in this version of Atoll; remove the table"):
         job_from(tmp_path, GOOD + table)
 
 
@@ -124,13 +136,41 @@ def test_differential_privacy_is_called_by_its_name(tmp_path: Path) -> None:
         job_from(tmp_path, GOOD + "[privacy.differential_privacy]\nepsilon = 1.0")
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong", "told"),
+    [
+        ("quorum = 6", "qourum = 6", r"line 10: strategy\.schedule\.qourum: .*did you mean 'quorum'\?"),
+        ('kind = "rounds"', 'kind = "round"', r"line 10: strategy\.schedule\.kind = 'round' .*did you mean 'rounds'\?"),
+        ('kind = "fedavg"', 'kind = "fedavgg"', r"line 9: strategy\.kind = 'fedavgg' .*did you mean 'fedavg'\?"),
+        ("fraction = 1.0", "fraction = 2.0", r"line 10: strategy\.schedule\.fraction = 2\.0: wanted at most 1$"),
+        ("[evaluation]", "rule.kind = 'fedprox'\n[evaluation]", r"line 12: strategy\.rule\.mu is missing"),
+    ],
+)
+def test_a_mistake_in_a_part_of_the_strategy_names_the_line_too(
+    tmp_path: Path, right: str, wrong: str, told: str
+) -> None:
+    """The parts know their options, and not the file."""
+    job = job_from(tmp_path, GOOD.replace(right, wrong, 1))
+    with pytest.raises(ConfigError, match=rf"job\.toml, {told}") as caught, located(tmp_path / "job.toml"):
+        resolve(job)
+    assert caught.value.key.startswith("strategy.")
+
+
+def test_errors_of_other_files_stay_as_they_are(tmp_path: Path) -> None:
+    job_from(tmp_path, GOOD)
+    for error in (ConfigError("user.toml: unknown key 'jbo'", key="jbo"), ConfigError("no key at all")):
+        with pytest.raises(ConfigError) as caught, located(tmp_path / "job.toml"):
+            raise error
+        assert caught.value is error
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such file"):
+    with pytest.raises(ConfigError, match="no such file; give the path of a job file"):
         load_job(tmp_path / "none.toml")
     with pytest.raises(ConfigError, match="cannot be read"):
         load_job(tmp_path)
     (tmp_path / "latin.toml").write_bytes(b'[job]\nname = "\xe4"')
-    with pytest.raises(ConfigError, match="UTF-8"):
+    with pytest.raises(ConfigError, match=r"latin\.toml, line 2: not UTF-8 text; save the file as UTF-8"):
         load_job(tmp_path / "latin.toml")
 
 

@@ -219,6 +219,47 @@ def test_a_spec_that_exists_is_valid(fault: dict[str, object]) -> None:
         TensorSpec(**(fields | fault))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("built_of", "words"),
+    [
+        ([("a", "float1", (1,), "parameter")], r"model\(\) make it one of: float64, "),
+        ([("a", "float32", (1,), "weight")], "wanted parameter or buffer"),
+        ([("a\n", "float32", (1,), "parameter")], "wanted 1 to 512 bytes .*; rename"),
+        ([("\ud800", "float32", (1,), "parameter")], "is not UTF-8; rename"),
+        ([("a", "float32", (1,), "parameter")] * 2, "'a' comes twice; rename"),
+        ([("a", "float32", (1,) * 17, "parameter")], "at most 16 dimensions.*; split it"),
+        ([(name, "float32", (1 << 47,), "parameter") for name in "abc"], "at most 281474976710656 are taken; make it"),
+        (
+            [(str(n), "bool", (), "buffer") for n in range(MAX_TENSORS + 1)],
+            "has 100001 tensors, at most 100000 .*; make",
+        ),
+    ],
+    ids=["dtype", "role", "name", "not-utf-8", "twice", "shape", "model", "tensors"],
+)
+def test_the_author_of_a_model_reads_what_to_do(built_of: list[Entry], words: str) -> None:
+    with pytest.raises(BadManifest, match=words) as caught:
+        Manifest.build(built_of)
+    assert caught.value.field
+    assert caught.value.value
+    assert caught.value.bound
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\x08", "is truncated; whoever sent or wrote it is at fault: send it again"),
+        (b"\x12\x7f", "send it again"),
+        (b"\x12\x01\xff", "tensor 1 is damaged.*send it again"),
+        (b"\x1a\x00", "field 3 that format 1 does not know; update the older side"),
+        (b"\x08\x02", "has format 2, this version reads 1; update the older side"),
+        (b"\x0d\x00", "of wire type 5; update the older side"),
+    ],
+)
+def test_a_manifest_that_cannot_be_read_says_what_to_do(data: bytes, words: str) -> None:
+    with pytest.raises(BadManifest, match=words):
+        Manifest.decode(data)
+
+
 def test_a_manifest_that_no_peer_would_take_is_not_sent() -> None:
     long_names = Manifest.build((f"{i:06}" + "n" * 506, "bool", (), "buffer") for i in range(33_000))
     with pytest.raises(BadManifest, match=str(MANIFEST_BYTES)):

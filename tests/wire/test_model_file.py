@@ -19,7 +19,7 @@ from samples.manifests import manifests
 
 from atoll.wire.errors import BadManifest, DiskFull, LocalError
 from atoll.wire.manifest import DTYPE_BYTES, Manifest
-from atoll.wire.model_file import DATA_ALIGNMENT, crc32_of, create, open_model, remove_drafts
+from atoll.wire.model_file import DATA_ALIGNMENT, crc32_of_file, create, open_model, remove_drafts
 from atoll.wire.tensors import DTYPES, views
 
 MANIFEST = Manifest.build([("w", "float32", (2, 3), "parameter"), ("n", "int64", (), "buffer")])
@@ -44,7 +44,7 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, manifest: Manifest
         assert model.data_offset % DATA_ALIGNMENT == 0
         assert model.metadata["atoll.round"] == "3"
     assert path.read_bytes()[model.data_offset :] == raw
-    assert crc32_of(path) == zlib.crc32(raw)
+    assert crc32_of_file(path) == zlib.crc32(raw)
 
 
 @pytest.mark.parametrize("name", DTYPE_BYTES)

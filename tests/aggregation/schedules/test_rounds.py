@@ -1,95 +1,39 @@
+"""What each event leads to, as a table."""
+
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from samples.rounds import (
+    ADVICE,
+    READY,
+    S,
+    accepted,
+    after,
+    close,
+    committed,
+    deadline,
+    dispatch,
+    failed,
+    fired,
+    joined,
+    left,
+    play,
+    rounds,
+)
 
-from atoll.aggregation.parts import build
 from atoll.aggregation.schedule import (
-    Accepted,
     Action,
     Cancel,
-    Close,
-    Committed,
     Dispatch,
     Event,
-    Failed,
     GiveUp,
-    Joined,
-    Left,
-    Ready,
     SetTimer,
     Stop,
     TimerFired,
 )
-from atoll.aggregation.schedules.rounds import Phase, Rounds, RoundsState
-
-S = 600.0  # the default deadline, seconds
-
-
-def rounds(**options: Any) -> Rounds:
-    made: Rounds = build("schedule", "rounds", options)
-    return made
-
-
-def joined(*sites: str, max_weight: int = 10) -> list[Event]:
-    return [Joined(site=site, max_weight=max_weight, labels={}) for site in sites]
-
-
-def accepted(*sites: str, round: int = 1, weight: int = 5) -> list[Event]:
-    return [Accepted(site=site, round=round, base_version=round - 1, weight=weight) for site in sites]
-
-
-def failed(site: str, round: int = 1, reason: str = "out of memory") -> Event:
-    return Failed(site=site, round=round, reason=reason)
-
-
-def left(site: str) -> Event:
-    return Left(site=site, reason="lease ran out")
-
-
-def fired(round: int = 1) -> Event:
-    return TimerFired(name=f"deadline/{round}")
-
-
-def committed(round: int) -> Event:
-    return Committed(round=round, version=round)
-
-
-ADVICE = "; start the others again, or lower min in the job's schedule"
-READY = Ready()
-
-
-def play(
-    schedule: Rounds, events: Sequence[Event], *, num_rounds: int = 3, seed: int = 0
-) -> tuple[RoundsState, list[tuple[Action, ...]]]:
-    """The last state, and the actions after each event."""
-    state, actions = schedule.init(num_rounds=num_rounds, seed=seed), []
-    for event in events:
-        state, wanted = schedule.on(state, event)
-        actions.append(tuple(wanted))
-    return state, actions
-
-
-def after(schedule: Rounds, events: Sequence[Event], *, num_rounds: int = 3) -> tuple[Action, ...]:
-    """What the last event led to."""
-    return play(schedule, events, num_rounds=num_rounds)[1][-1]
-
-
-def dispatch(*sites: str, round: int = 1, max_weight: int = 10) -> Dispatch:
-    return Dispatch(round=round, base_version=round - 1, sites=sites, max_weight=max_weight)
-
-
-def deadline(round: int = 1, after_s: float = S) -> SetTimer:
-    return SetTimer(name=f"deadline/{round}", after_s=after_s)
-
-
-def close(*sites: str, round: int = 1) -> Close:
-    return Close(round=round, sites=sites)
-
+from atoll.aggregation.schedules.rounds import Phase
 
 ABC = [*joined("c", "a", "b"), READY]
 IN_ABC = accepted("a", "b", "c")
@@ -300,134 +244,3 @@ def test_a_run_stops_after_its_last_round() -> None:
     assert actions[-1] == (Stop(),)
     assert (state.phase, state.round, state.version) == (Phase.OVER, 3, 3)
     assert sum(isinstance(action, Dispatch) for some in actions for action in some) == 3
-
-
-@pytest.mark.parametrize(
-    ("options", "num_members", "size"),
-    [
-        ({"fraction": 0.5}, 10, 5),
-        ({"fraction": 0.7}, 10, 7),
-        ({"fraction": 0.71}, 10, 8),
-        ({"fraction": 0.01}, 10, 2),
-        ({"fraction": 0.01, "min": 5}, 10, 5),
-        ({"fraction": 1.0}, 7, 7),
-        ({"fraction": 0.3, "min": 1}, 1, 1),
-    ],
-)
-def test_the_size_of_the_cohort(options: dict[str, Any], num_members: int, size: int) -> None:
-    actions = after(rounds(**options), [*joined(*(f"s{n}" for n in range(num_members))), READY])
-    assert isinstance(actions[0], Dispatch)
-    assert len(actions[0].sites) == size
-    assert list(actions[0].sites) == sorted(actions[0].sites)
-
-
-def cohort(seed: int, round: int, sites: Sequence[str]) -> tuple[str, ...]:
-    schedule = rounds(fraction=0.3)
-    events: list[Event] = [*joined(*sites), READY]
-    state, _ = play(schedule, events, num_rounds=99, seed=seed)
-    for number in range(1, round):
-        state, _ = play_on(schedule, state, accepted(*(place.site for place in state.cohort), round=number))
-        state, _ = play_on(schedule, state, [committed(number)])
-    return tuple(place.site for place in state.cohort)
-
-
-def play_on(schedule: Rounds, state: RoundsState, events: Sequence[Event]) -> tuple[RoundsState, None]:
-    for event in events:
-        state, _ = schedule.on(state, event)
-    return state, None
-
-
-def test_sampling_follows_seed_and_round_and_no_order() -> None:
-    sites = [f"site-{n}" for n in range(20)]
-    assert cohort(1, 1, sites) == cohort(1, 1, sites[::-1])
-    assert cohort(1, 1, sites) != cohort(2, 1, sites)
-    assert cohort(1, 2, sites) != cohort(1, 1, sites)
-    drawn = [site for round in range(1, 41) for site in cohort(7, round, sites)]
-    counts = [drawn.count(site) for site in sites]
-    assert sum(counts) == 40 * 6
-    assert min(counts) >= 4  # 12 expected, deviation 2.9
-    assert max(counts) <= 22
-
-
-def test_sampling_is_fixed_for_ever() -> None:
-    assert cohort(42, 1, [f"site-{n}" for n in range(10)]) == GOLDEN_COHORT
-
-
-GOLDEN_COHORT = ("site-0", "site-4", "site-5")
-
-EVENTS = st.lists(
-    st.one_of(
-        st.sampled_from([*joined("a", "b", "c", "d"), READY, *map(left, "abcd")]),
-        st.sampled_from([event for round in (1, 2, 3) for event in accepted("a", "b", "c", "d", round=round)]),
-        st.sampled_from([failed(site, round) for site in "abcd" for round in (1, 2)]),
-        st.sampled_from([fired(1), fired(2), TimerFired(name="members/2"), committed(1), committed(2)]),
-    ),
-    max_size=40,
-)
-OPTIONS = st.sampled_from([{}, {"quorum": 1}, {"min": 3, "quorum": 2}, {"fraction": 0.5}, {"min": 1}])
-
-
-@settings(max_examples=300)
-@given(events=EVENTS, options=OPTIONS, cut=st.integers(0, 40))
-def test_any_history_replays_to_the_same_state_and_actions(
-    events: list[Event], options: dict[str, Any], cut: int
-) -> None:
-    one, other = rounds(**options), rounds(**options)
-    state, actions = play(one, events)
-    assert play(other, events) == (state, actions)
-    half, _ = play(other, events[:cut])  # a server that came back goes on from a replayed state
-    rest = events[cut:]
-    for event, wanted in zip(rest, actions[cut:], strict=True):
-        half, found = other.on(half, event)
-        assert tuple(found) == wanted
-    assert half == state
-    assert hash(half) == hash(state)
-
-
-@settings(max_examples=300)
-@given(events=EVENTS, options=OPTIONS)
-def test_whatever_happens_the_schedule_keeps_its_word(events: list[Event], options: dict[str, Any]) -> None:
-    schedule = rounds(**options)
-    state = schedule.init(num_rounds=2, seed=0)
-    armed: dict[str, float] = {}
-    over = False
-    for event in events:
-        if isinstance(event, TimerFired):
-            armed.pop(event.name, None)
-        state, actions = schedule.on(state, event)
-        assert not (over and actions)
-        for action in actions:
-            match action:
-                case Dispatch(sites=sites, round=round):
-                    assert sites == tuple(sorted(sites))
-                    assert sites
-                    assert round == state.round
-                case Close(sites=sites):
-                    assert len(sites) >= (schedule.options.quorum or len(state.cohort))
-                    assert set(sites) <= {place.site for place in state.cohort}
-                case SetTimer(name=name, after_s=after_s):
-                    armed.pop(name, None)
-                    if after_s:
-                        armed[name] = after_s
-                case GiveUp(reason=reason):
-                    assert reason
-                    over = True
-                case Stop():
-                    over = True
-                case Cancel(sites=sites):
-                    assert sites
-        if state.phase is Phase.TRAINING:
-            assert f"deadline/{state.round}" in armed, "a round without a deadline could hang"
-        if state.phase is Phase.GATHERING and state.round:
-            assert f"members/{state.round + 1}" in armed
-
-
-def test_the_minimum_is_told_to_those_who_wait() -> None:
-    assert rounds().min_sites == 2
-    assert rounds(min=7).min_sites == 7
-
-
-def test_a_round_combines_its_minimum_or_its_quorum() -> None:
-    assert rounds(min=7).fewest_updates == 7
-    assert rounds(min=7, quorum=4).fewest_updates == 4
-    assert rounds(min=7, fraction=1.0).fewest_updates == 7

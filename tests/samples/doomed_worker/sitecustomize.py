@@ -43,7 +43,7 @@ def watch(phase: str) -> None:
             if expected:
                 return
             if phase == "writing":
-                sys.modules["atoll.cluster.run_session"].crc32_of_buffer = die_before_the_checksum  # type: ignore[attr-defined]
+                sys.modules["atoll.cluster.run_session"].crc32_of = die_before_the_checksum  # type: ignore[attr-defined]
             else:
                 die()
 

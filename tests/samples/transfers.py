@@ -1,0 +1,207 @@
+"""A server of one object on loopback, channels to it, and channels that break."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import zlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from atoll.transport.grants import Ask, GrantTable, Subject
+from atoll.transport.staging import StagingPool, StagingSlot
+from atoll.transport.transfer import (
+    GRANT_METADATA_KEY,
+    Withdrawal,
+    frames,
+    receive,
+    transfer_handlers,
+)
+from atoll.wire.control_pb2 import Grant
+from atoll.wire.errors import (
+    METADATA_KEY,
+    AtollError,
+    RemoteError,
+    to_detail,
+)
+from atoll.wire.transfer_pb2 import DownloadRequest, TransferStatus
+
+FRAME = 16 << 10
+WHOLE = 10 * FRAME + 123
+SITE = "site-3"
+
+
+class Server:
+    """A server with one slot and one file to give, and a clock that tests move."""
+
+    def __init__(self, folder: Path, data: bytes) -> None:
+        self.now_s = 0.0
+        self.data = data
+        self.source = folder / "source"
+        self.source.write_bytes(b"a header" + data)
+        self.grants = GrantTable(1, 1, lambda: self.now_s)
+        self.slot: StagingSlot = StagingPool(folder / "staging", 1).acquire()
+        self.slot.begin(len(data), zlib.crc32(data), f"update of {SITE}, round 12")
+        self.withdrawals: dict[str, Withdrawal] = {}
+        self.num_frames_in = self.num_bytes_in = self.num_bytes_out = 0
+        self.progressed = asyncio.Event()  # set by each frame that is in
+        self.num_uploads_open = 0
+        self.upload_ended = asyncio.Condition()
+        self.flip_bit_of_frame: int | None = None  # damage one frame on its way out
+
+    def grant(self, *, up: bool, offset: int = 0) -> Grant:
+        """A new grant for the whole object, whatever was granted before."""
+        subject = Subject(direction="up" if up else "down", run="0" * 26, task="train-12" if up else "", version=7)
+        ask = Ask(site=SITE, subject=subject, num_bytes=len(self.data), offset=offset, crc32=zlib.crc32(self.data))
+        self.grants.ask(ask)
+        (grant,) = self.grants.admit()
+        return grant.to_message()
+
+    async def resumed_upload(self) -> Grant:
+        """A grant for what is lacking, once nobody writes to the slot any more."""
+        async with self.upload_ended:
+            await self.upload_ended.wait_for(lambda: self.num_uploads_open == 0)
+        return self.grant(up=True, offset=self.slot.received_bytes)
+
+    async def on_upload(self, request_iterator: AsyncIterator[bytes], context: Any) -> TransferStatus:
+        grant_id = dict(context.invocation_metadata())[GRANT_METADATA_KEY]
+        self.num_uploads_open += 1
+        try:
+            self.grants.find(grant_id, SITE, "up")
+            async with Withdrawal() as withdrawal:
+                self.withdrawals[grant_id] = withdrawal
+                status = await receive(self._counted(request_iterator), self.slot, self._progress(grant_id))
+            self.grants.finish(grant_id)
+            return status
+        except AtollError as error:
+            await refuse(context, error)
+            raise
+        finally:
+            self.num_uploads_open -= 1
+            async with self.upload_ended:
+                self.upload_ended.notify_all()
+
+    async def on_download(self, request: DownloadRequest, context: Any) -> AsyncIterator[bytes]:
+        try:
+            self.grants.find(request.grant, SITE, "down")
+            stream = frames(self.source, len(b"a header"), len(self.data), request.offset, frame_bytes=FRAME)
+            async for frame in stream:
+                self.num_bytes_out += len(frame) - 16
+                number = self.num_bytes_out // FRAME
+                yield flipped(frame) if number == self.flip_bit_of_frame else frame
+        except AtollError as error:
+            await refuse(context, error)
+
+    async def _counted(self, request_iterator: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for frame in request_iterator:
+            self.num_frames_in += 1
+            self.num_bytes_in += len(frame) - 16
+            yield frame
+
+    def _progress(self, grant_id: str) -> Callable[[int], None]:
+        def note(received_bytes: int) -> None:
+            self.grants.progress(grant_id, received_bytes)
+            self.progressed.set()
+
+        return note
+
+
+async def refuse(context: Any, error: AtollError) -> None:
+    """Lets the error reach the peer in the form that travels."""
+    if not isinstance(error, RemoteError):
+        raise error
+    await context.abort(
+        grpc.StatusCode[error.status], error.message, ((METADATA_KEY, to_detail(error).SerializeToString()),)
+    )
+
+
+def flipped(frame: bytes) -> bytes:
+    return frame[:-1] + bytes([frame[-1] ^ 1])
+
+
+class Loopback:
+    """A started server, channels to it, and channels that break after so many bytes."""
+
+    def __init__(self, server: Server, port: int) -> None:
+        self.server, self.port = server, port
+
+    @asynccontextmanager
+    async def channel(self, port: int | None = None) -> AsyncIterator[grpc.aio.Channel]:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port or self.port}") as channel:
+            yield channel
+
+    @asynccontextmanager
+    async def breaking_channel(
+        self,
+        *,
+        after_bytes_up: int = 1 << 60,
+        after_bytes_down: int = 1 << 60,
+        once: Callable[[], object] = lambda: True,
+    ) -> AsyncIterator[Any]:
+        """A channel through a proxy that drops the connection when one direction has carried so many bytes.
+
+        Args:
+            once: holds them back until this is so too. An end that learns of the break first forgets what it has not
+                read yet.
+        """
+        tasks: list[asyncio.Task[None]] = []
+
+        async def carry(
+            reader: asyncio.StreamReader, writer: asyncio.StreamWriter, budget: int, cut: Callable[[], None]
+        ) -> None:
+            while data := await reader.read(min(4096, budget)):
+                writer.write(data)
+                await writer.drain()
+                budget -= len(data)
+                if budget == 0:
+                    break
+            while not once():
+                await asyncio.sleep(0.005)
+            cut()
+
+        async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if tasks:  # one connection, then none: what breaks stays broken
+                writer.transport.abort()
+                return
+            to_reader, to_writer = await asyncio.open_connection("127.0.0.1", self.port)
+
+            def cut() -> None:
+                writer.transport.abort()
+                to_writer.transport.abort()
+
+            tasks.append(asyncio.create_task(carry(reader, to_writer, after_bytes_up, cut)))
+            tasks.append(asyncio.create_task(carry(to_reader, writer, after_bytes_down, cut)))
+
+        proxy = await asyncio.start_server(on_connection, "127.0.0.1", 0)
+        try:
+            async with self.channel(proxy.sockets[0].getsockname()[1]) as channel:
+                yield channel
+        finally:
+            proxy.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def loopback(folder: Path, num_bytes: int = WHOLE) -> AsyncIterator[Loopback]:
+    server = Server(folder, os.urandom(num_bytes))
+    grpc_server = grpc.aio.server()
+    grpc_server.add_generic_rpc_handlers((transfer_handlers(server.on_upload, server.on_download),))
+    port = grpc_server.add_insecure_port("127.0.0.1:0")
+    await grpc_server.start()
+    try:
+        yield Loopback(server, port)
+    finally:
+        await grpc_server.stop(None)
+
+
+def in_new_folder(scenario: Callable[[Path], Any]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(scenario(Path(folder)))
