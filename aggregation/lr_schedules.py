@@ -48,7 +48,7 @@ class LearningRate:
         self._scheduler: LRScheduler | None = None
         if schedule is not None:
             self._scheduler = _made(base, schedule)
-            self._rates = [self._scheduler.get_last_lr()[0]]
+            self._rates = [float(self._scheduler.get_last_lr()[0])]
 
     def at(self, num_steps: int) -> float:
         """The rate after `num_steps` versions."""

@@ -87,9 +87,7 @@ class BaseModels:
             header = b"" if encoded_bytes else await asyncio.to_thread(header_of, manifest, about)
             num_bytes = encoded_bytes or manifest.num_bytes
             future = asyncio.get_running_loop().create_future()
-            wanted = _Wanted(
-                run=run, version=version, path=path, header=header, num_bytes=num_bytes, here=future
-            )
+            wanted = _Wanted(run=run, version=version, path=path, header=header, num_bytes=num_bytes, here=future)
             self._wanted[run, version] = wanted
             self._ask(wanted)
         try:

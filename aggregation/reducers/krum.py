@@ -79,7 +79,8 @@ class Bulyan(SpoolingReducer):
         count = len(updates.sites)
         require_updates(self.name, count, self.fewest_updates, f"4 faulty + 3, faulty = {self.faulty}")
         distances_NN = squared_distances_NN(updates.products_NN)
-        remaining, chosen = list(range(count)), []
+        remaining = list(range(count))
+        chosen: list[int] = []
         while len(chosen) < count - 2 * self.faulty:
             scores = krum_scores_N(distances_NN[remaining][:, remaining], self.faulty)
             chosen.append(remaining.pop(int(scores.argmin())))

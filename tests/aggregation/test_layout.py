@@ -101,7 +101,8 @@ def test_tensors_by_pattern_stay_at_their_site() -> None:
     layout = update_layout(manifest, codec("native"), "mean", ["head.*", "norm.*"])
     absent = {"head.weight", "norm.running_mean", "norm.num_batches_tracked"}
     assert {spec.name for spec in layout.absent} == absent
-    assert {entry.spec.name for entry in [*layout.means, *layout.raws]} == {spec.name for spec in manifest} - absent
+    travelling: list[MeanEntry | RawEntry] = [*layout.means, *layout.raws]
+    assert {entry.spec.name for entry in travelling} == {spec.name for spec in manifest} - absent
     assert layout.header != update_layout(manifest, codec("native"), "mean").header
 
 

@@ -63,8 +63,9 @@ def _states(kind: str) -> tuple[str, ...]:
 
 def test_yogi_is_its_formula() -> None:
     yogi = build("optimizer", "yogi", {"lr": 0.3, "betas": [0.8, 0.9], "eps": 0.01})
-    values = start = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
-    values, state = start.clone(), {}
+    start = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
+    values = start.clone()
+    state: dict[str, torch.Tensor] = {}
     w, m, v = start.tolist(), [0.0] * 3, [0.0] * 3
     for steps, x in enumerate(([0.5, -1.0, 0.0], [0.1, 2.0, -3.0], [0.0, 0.0, 1.0])):
         state = yogi.step(values, torch.tensor(x, dtype=torch.float64), state, steps)

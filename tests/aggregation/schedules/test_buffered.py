@@ -207,7 +207,8 @@ class World:
 
     def __init__(self, seed: int, *, k: int, num_rounds: int) -> None:
         self.random = random.Random(seed)
-        schedule = buffered(k=k, min=k, max_staleness=self.random.choice([0, 1, 3, 50]))
+        self.max_staleness = self.random.choice([0, 1, 3, 50])
+        schedule = buffered(k=k, min=k, max_staleness=self.max_staleness)
         self.plan = Plan(
             schedule=schedule,
             num_rounds=num_rounds,
@@ -299,8 +300,7 @@ def test_whatever_happens_the_run_ends_and_replays(seed: int) -> None:
     else:
         assert "missing" in world.state.reason or "lost" in world.state.reason
     assert replay(world.plan, world.journal) == world.state
-    options = world.plan.schedule.options
-    assert all(0 <= staleness <= options.max_staleness for staleness in world.staleness)
+    assert all(0 <= staleness <= world.max_staleness for staleness in world.staleness)
 
 
 def test_stale_updates_do_occur_in_those_histories() -> None:
