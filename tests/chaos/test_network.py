@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 import pytest
-from chaos.conftest import JOB, PATIENT, RELAYED, Limits, alter, reach_by, restore
-from chaos.relay import Cut, Link, LoseAnswers, Relay, Silence
+from chaos.conftest import JOB, PATIENT, RELAYED, Limits, alter, reach_by, require_undisturbed, restore
+from chaos.relay import Away, Cut, Link, LoseAnswers, Relay, Silence
 from chaos.shaped import shaped_pair
 from integration.federation import Federation, command, trial_job
 
@@ -24,9 +24,7 @@ KEEPALIVE_S = 3.0  # in the scaled version; as shipped a line is tried after 30 
     "fault",
     [
         pytest.param(Cut(direction="up", after_bytes=round(0.6 * WIDE_BYTES)), id="cut-at-60-percent"),
-        pytest.param(
-            LoseAnswers(after_bytes=WIDE_BYTES - (64 << 10)), id="last-acknowledgement-lost", marks=pytest.mark.chaos
-        ),
+        pytest.param(LoseAnswers(after_bytes=WIDE_BYTES - (64 << 10)), id="last-acknowledgement-lost"),
     ],
 )
 def test_an_upload_that_breaks_off_is_taken_up_where_it_was(
@@ -77,6 +75,23 @@ def test_a_slow_and_lossy_link(federation: Federation, relay: Relay, undisturbed
     assert line.forwarded["up"] > NARROW_BYTES
     assert [record["sites"] for record in state["rounds"]] == [3]
     assert federation.model_hash(state["run"]) == undisturbed
+
+
+@pytest.mark.parametrize("for_s", [1.0, pytest.param(60.0, marks=pytest.mark.chaos)])
+def test_a_link_that_is_down_for_a_while_is_waited_for(
+    federation: Federation, relay: Relay, undisturbed: str, for_s: float
+) -> None:
+    federation.fault(RELAYED).write_text("slow 0.3")
+    log = federation.sites[RELAYED].log
+    at = log.stat().st_size
+    try:
+        run = federation.submit(JOB)
+        federation.wait_until(run, lambda state: any(site["state"] == "training" for site in state["sites"]))
+        relay.do(Away(for_s=for_s))
+        federation.wait_for(lambda: "trying again in" in log.read_text()[at:], "the site notices")
+    finally:
+        federation.fault(RELAYED).unlink()
+    require_undisturbed(federation, run, undisturbed)
 
 
 @pytest.mark.parametrize("scaled", [True, pytest.param(False, marks=pytest.mark.chaos)], ids=["scaled", "as-shipped"])
