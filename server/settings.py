@@ -196,6 +196,11 @@ class ServerFolder:
         return f"sqlite:///{self.database_path}" if settings.database == "sqlite" else settings.database
 
 
+def database_of(environment: Mapping[str, str] | None = None) -> str | None:
+    """The database that ATOLL_DATABASE names; None where it is not set."""
+    return (os.environ if environment is None else environment).get(DATABASE_VARIABLE) or None
+
+
 def load_settings(root: Path, environment: Mapping[str, str] | None = None) -> ServerSettings:
     """The settings in `root`/server.toml, with the database from ATOLL_DATABASE where that is set.
 
@@ -206,9 +211,9 @@ def load_settings(root: Path, environment: Mapping[str, str] | None = None) -> S
     if not path.exists():
         raise ConfigError(f"{path}: no such file; make a server with: atoll server init {root}")
     table = read_toml(path)
-    database = (os.environ if environment is None else environment).get(DATABASE_VARIABLE)
+    database = database_of(environment)
     source = str(path)
-    if database:
+    if database is not None:
         table["database"] = database
         source = f"{path} (database from {DATABASE_VARIABLE})"
     try:
