@@ -210,10 +210,10 @@ class RunDriver:
                 self.state = state
         if item.then is not None:
             await item.then()
+        await self._after(item.event)  # first: the record of a run that ends with this is then whole
         for action in actions:
             await self._act(action)
         await self._commit_if_whole()
-        await self._after(item.event)
 
     async def _after(self, event: RunEvent | None) -> None:
         """Keep what people see in step with the state."""
