@@ -2,7 +2,8 @@
 
 `source["path"]` is the site's npz file; `source["fault"]` may name a file whose text says what goes wrong there:
 raise, nan, huge, die, slow SECONDS; raise-at STEP (counted over all rounds); await PATH, until the file is there;
-meet FOLDER NUMBER, until so many workers train at once. Without the file the app behaves.
+meet FOLDER NUMBER, until so many workers train at once; build CHANGE, or turn CHANGE while training, to a model whose
+last bias has another name, shape or dtype. Without the file the app behaves.
 """
 
 from __future__ import annotations
@@ -39,8 +40,12 @@ class Trial(atoll.App):
         layers: list[nn.Module] = [nn.Linear(30, self.config.hidden)]
         if self.config.batch_norm:
             layers.append(nn.BatchNorm1d(self.config.hidden))
-        layers += [nn.Tanh(), nn.Linear(self.config.hidden, 2)]
-        return nn.Sequential(*layers).to(getattr(torch, self.config.dtype))
+        self.last = nn.Linear(self.config.hidden, 2)
+        model = nn.Sequential(*layers, nn.Tanh(), self.last).to(getattr(torch, self.config.dtype))
+        match self._fault():
+            case ["build", change]:
+                alter_bias(self.last, change)
+        return model
 
     def data(self, split: str) -> Dataset[Any]:
         with np.load(self.source["path"]) as file:
@@ -68,6 +73,8 @@ class Trial(atoll.App):
             case ["meet", folder, number]:
                 (Path(folder) / str(os.getpid())).touch()
                 wait_for(lambda: len(list(Path(folder).iterdir())) >= int(number), f"{number} workers in {folder}")
+            case ["turn", change]:
+                alter_bias(self.last, change)
         return loss
 
     def optimizer(self, params: Iterable[nn.Parameter]) -> Optimizer:
@@ -79,6 +86,16 @@ class Trial(atoll.App):
     def _fault(self) -> list[str]:
         path = Path(self.source.get("fault", "/nonexistent"))
         return path.read_text().split() if torch.is_grad_enabled() and path.exists() else []
+
+
+def alter_bias(layer: nn.Linear, change: str) -> None:
+    """Give the layer's bias another name, shape or dtype."""
+    bias = layer.bias
+    if change == "name":
+        layer.bias = None  # type: ignore[assignment]  # torch takes it
+        layer.offset = bias
+    else:
+        layer.bias = nn.Parameter(torch.zeros(3) if change == "shape" else bias.detach().double())
 
 
 def wait_for(what: Callable[[], bool], name: str) -> None:
