@@ -113,11 +113,10 @@ class RunDriver:
 
         Of a run that is over events change nothing; `then` still runs, and finds the state that the run ended with.
         """
-        if self._over:
-            if then is not None:
-                self._spawn(then())
-            return
-        self._inbox.put_nowait(_Item(event=event, then=then))
+        if not self._over:
+            self._inbox.put_nowait(_Item(event=event, then=then))
+        elif then is not None:
+            self._spawn(then())
 
     @property
     def takes_sites(self) -> bool:
@@ -183,9 +182,8 @@ class RunDriver:
         """Whoever waits for an event that came too late is told so by the state of the run."""
         self._over = True
         while not self._inbox.empty():
-            item = self._inbox.get_nowait()
-            if item.then is not None:
-                await item.then()
+            if (then := self._inbox.get_nowait().then) is not None:
+                await then()
 
     async def _go_on(self) -> None:
         entries = await asyncio.to_thread(self._store.events, self.run)
@@ -193,6 +191,8 @@ class RunDriver:
         self.summary.restore(await asyncio.to_thread(self._store.rounds, self.run))
         self.models.prepare()
         self._started.set()
+        for version in self.state.evaluations:  # killed between an evaluation and the record of its round
+            await self._after(EvaluationEnded(version=version))
         if self.state.phase is Phase.ENDED:  # killed between the last event and the status that people see
             await self._act(end_of(self.state))
         for action in outstanding(self.plan, self.state):
