@@ -38,13 +38,14 @@ def open_view() -> View:
 
 
 class Lines:
-    """A view of lines: one when the status changes, one a round."""
+    """A view of lines: one when the status changes, one for a site that takes no part, one a round."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
         self._status = ""
         self._said = ""
         self._shown = 0  # newest round that was written
+        self._declined: set[str] = set()  # sites of which it was written
 
     def show(self, snapshot: runs_pb2.RunSnapshot) -> None:
         """Writes what is new since the last snapshot."""
@@ -52,6 +53,10 @@ class Lines:
         ended = snapshot.status in ENDED
         if snapshot.status != self._status and not ended:
             self._write(status_line(snapshot))
+        for site in snapshot.sites:
+            if site.state == "declined" and site.site not in self._declined:
+                self._declined.add(site.site)
+                self._write(f"{site.site} takes no part: {' '.join(site.detail.split())}")
         for record in snapshot.rounds:
             # Evaluations of a version come in while the next round trains: a line that waits for them says it all.
             if record.round > self._shown and (ended or record.round + 2 <= snapshot.round):

@@ -56,6 +56,8 @@ def init(
     The offline key signs who belongs. Keep its folder apart from the server: `atoll federation sign` is the only
     command that needs it.
 
+    State goes to a file in FOLDER, or to the PostgreSQL whose URL the environment variable ATOLL_DATABASE holds.
+
     \b
     Example:
       atoll server init fed/server --name demo --key-folder fed/offline-key --address 127.0.0.1:7443

@@ -91,16 +91,23 @@ def load_app(entry: AppEntry, expected_hash: str) -> type[App]:
     return _import(entry, points[entry.entry_point])
 
 
-def failure_of(error: BaseException, doing: str, *, num_frames: int = 6) -> AppFailed:
+def failure_of(error: BaseException, doing: str, *, advice: str = "", num_frames: int = 6) -> AppFailed:
     """What a peer may learn of an exception in the user's code: its type, its message, and the innermost frames.
 
     Frames are named by module, function and line; no local variable, source line or file path is in it.
+
+    Args:
+        advice: what to do, where that is known.
     """
-    frames = traceback.walk_tb(error.__traceback__)
-    places = [f"{f.f_globals.get('__name__', '?')}:{line} in {f.f_code.co_name}" for f, line in frames]
+    frames = [(f.f_globals.get("__name__", "?"), line, f) for f, line in traceback.walk_tb(error.__traceback__)]
+    # Python's own frames of an import say nothing, and would leave no room for the app's.
+    places = [f"{m}:{line} in {f.f_code.co_name}" for m, line, f in frames if not m.startswith("importlib.")]
     text = str(error)
     where = "".join(f"\n  at {place}" for place in reversed(places[-num_frames:]))
-    return AppFailed(f"{doing}: {type(error).__name__}: {text[:500]}{where}", field=doing, value=type(error).__name__)
+    advice = f"; {advice}" if advice else ""
+    return AppFailed(
+        f"{doing}: {type(error).__name__}: {text[:500]}{advice}{where}", field=doing, value=type(error).__name__
+    )
 
 
 def _import(entry: AppEntry, point: metadata.EntryPoint) -> type[App]:
@@ -111,7 +118,9 @@ def _import(entry: AppEntry, point: metadata.EntryPoint) -> type[App]:
     except AtollError:
         raise
     except (Exception, SystemExit) as error:  # whatever the user's module does at import
-        raise failure_of(error, f"app {entry.name!r} does not import") from error
+        advice = "install what it needs there, in the Python environment that runs Atoll"
+        advice = advice if isinstance(error, ImportError) else ""
+        raise failure_of(error, f"app {entry.name!r} does not import", advice=advice) from error
     if not (isinstance(found, type) and issubclass(found, App)):
         raise AppFailed(f"app {entry.name!r}: {point.value} is not a subclass of atoll.App", field=entry.name)
     return found

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, insert, inspect, select
+from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, inspect, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
@@ -142,16 +142,25 @@ class Database:
             raise _explain(error, self._place) from error
 
 
+def without_password(database: str) -> str:
+    """The database as a settings file may name it: "sqlite", or its URL without the password."""
+    return database if database == "sqlite" else _parsed(database)._replace(password=None).render_as_string()
+
+
 def _place(url: str) -> str:
     parsed = make_url(url)
     return parsed.database or url if parsed.get_backend_name() == "sqlite" else parsed.render_as_string()
 
 
-def _engine(url: str) -> Engine:
+def _parsed(url: str) -> URL:
     try:
-        parsed = make_url(url)
+        return make_url(url)
     except ArgumentError:
         raise ConfigError("database: not a URL; wanted postgresql://user@host/name or sqlite", key="database") from None
+
+
+def _engine(url: str) -> Engine:
+    parsed = _parsed(url)
     backend = parsed.get_backend_name()
     if backend == "sqlite":
         engine = create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000})

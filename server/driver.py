@@ -24,7 +24,7 @@ from atoll.server.events import (
     decode_event,
     encode_event,
 )
-from atoll.server.messages import cancel_message, offer_message, task_message
+from atoll.server.messages import cancel_message, committed_message, offer_message, task_message
 from atoll.server.models import RunModels
 from atoll.server.pipeline import Pipeline
 from atoll.server.records import RoundRow, RunRow
@@ -113,11 +113,10 @@ class RunDriver:
 
         Of a run that is over events change nothing; `then` still runs, and finds the state that the run ended with.
         """
-        if self._over:
-            if then is not None:
-                self._spawn(then())
-            return
-        self._inbox.put_nowait(_Item(event=event, then=then))
+        if not self._over:
+            self._inbox.put_nowait(_Item(event=event, then=then))
+        elif then is not None:
+            self._spawn(then())
 
     @property
     def takes_sites(self) -> bool:
@@ -150,8 +149,7 @@ class RunDriver:
     def resend_tasks(self, site: str) -> None:
         """Tell a site that is back again what is open for it, and how far the run is."""
         if self.state.version:
-            number = self.state.settled_upto(site)
-            self._around.send(site, committed=pb.Committed(run=self.run, round=number, version=self.state.version))
+            self._around.send(site, committed=committed_message(self.run, self.state, site))
         for task in self.state.tasks.values():
             if task.site == site:
                 self._send_task(task)
@@ -182,9 +180,8 @@ class RunDriver:
         """Whoever waits for an event that came too late is told so by the state of the run."""
         self._over = True
         while not self._inbox.empty():
-            item = self._inbox.get_nowait()
-            if item.then is not None:
-                await item.then()
+            if (then := self._inbox.get_nowait().then) is not None:
+                await then()
 
     async def _go_on(self) -> None:
         entries = await asyncio.to_thread(self._store.events, self.run)
@@ -192,6 +189,8 @@ class RunDriver:
         self.summary.restore(await asyncio.to_thread(self._store.rounds, self.run))
         self.models.prepare()
         self._started.set()
+        for version in self.state.evaluations:  # killed between an evaluation and the record of its round
+            await self._after(EvaluationEnded(version=version))
         if self.state.phase is Phase.ENDED:  # killed between the last event and the status that people see
             await self._act(end_of(self.state))
         for action in outstanding(self.plan, self.state):
@@ -209,10 +208,10 @@ class RunDriver:
                 self.state = state
         if item.then is not None:
             await item.then()
+        await self._after(item.event)  # first: the record of a run that ends with this is then whole
         for action in actions:
             await self._act(action)
         await self._commit_if_whole()
-        await self._after(item.event)
 
     async def _after(self, event: RunEvent | None) -> None:
         """Keep what people see in step with the state."""
@@ -239,8 +238,8 @@ class RunDriver:
                 self._arm(name, after_s)
             case EvaluateHere(version=version):
                 self._spawn(self._evaluate(version))
-            case AnnounceCommit(version=version):
-                self._announce(version)
+            case AnnounceCommit():
+                self._announce()
             case EndRun():
                 await self._end(action)
 
@@ -280,10 +279,9 @@ class RunDriver:
             version = self.state.version
             self._later("evaluation", EVALUATION_PATIENCE_S, lambda: self.tell(EvaluationEnded(version=version)))
 
-    def _announce(self, version: int) -> None:
+    def _announce(self) -> None:
         for site in {**self.state.members, **self.state.former}:
-            number = self.state.settled_upto(site)
-            self._around.send(site, committed=pb.Committed(run=self.run, round=number, version=version))
+            self._around.send(site, committed=committed_message(self.run, self.state, site))
         self._on_step(Step.ANNOUNCED, self.run)
         self._spawn(self._prune())
 

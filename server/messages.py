@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll.server.records import RunRow
 from atoll.server.round import Round
-from atoll.server.run_state import Task
+from atoll.server.run_state import RunState, Task
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import RemoteError, to_detail
 from atoll.wire.manifest import Manifest
@@ -33,6 +33,11 @@ def task_message(run: str, task: Task, round_: Round | None) -> pb.Task:
     if task.kind == "train" and round_ is not None:
         message.sum.CopyFrom(pb.SumTerms(num_sites=round_.num_sites, max_weight=round_.max_weight))
     return message
+
+
+def committed_message(run: str, state: RunState, site: str) -> pb.Committed:
+    """How far the run is, and up to which round nothing that the site keeps is needed any more."""
+    return pb.Committed(run=run, round=state.settled_upto(site), version=state.version)
 
 
 def cancel_message(run: str, task: Task, reason: RemoteError) -> pb.CancelTask:

@@ -198,6 +198,11 @@ class ServerFolder:
         return f"sqlite:///{self.database_path}" if settings.database == "sqlite" else settings.database
 
 
+def database_of(environment: Mapping[str, str] | None = None) -> str | None:
+    """The database that ATOLL_DATABASE names; None where it is not set."""
+    return (os.environ if environment is None else environment).get(DATABASE_VARIABLE) or None
+
+
 def load_settings(root: Path, environment: Mapping[str, str] | None = None) -> ServerSettings:
     """The settings in `root`/server.toml, with the database from ATOLL_DATABASE where that is set.
 
@@ -208,8 +213,8 @@ def load_settings(root: Path, environment: Mapping[str, str] | None = None) -> S
     if not path.exists():
         raise ConfigError(f"{path}: no such file; make a server with: atoll server init {root}")
     file = read_toml(path)
-    database = (os.environ if environment is None else environment).get(DATABASE_VARIABLE)
-    given = {"database": database} if database else {}
+    database = database_of(environment)
+    given = {"database": database} if database is not None else {}
     try:
         return ServerSettings.model_validate(file.table | given)
     except ValidationError as error:

@@ -6,15 +6,16 @@ Invariant: the offline key never lies below the server's folder, and a call that
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from atoll.server.authority import Authority, init_federation
+from atoll.server.database import without_password
 from atoll.server.first_operator import admit_operator
-from atoll.server.settings import ServerFolder, ServerSettings, parse_address
+from atoll.server.settings import ServerFolder, ServerSettings, database_of, parse_address
 from atoll.server.store import Store
 from atoll.transport.identity import Clock, make_private_folder, utc_now
 from atoll.wire.errors import ConfigError, LocalError
@@ -85,9 +86,10 @@ def init_server(
     enrolment_address: str | None = None,
     listen: str | None = None,
     enrolment_listen: str | None = None,
-    database: str = "sqlite",
+    database: str | None = None,
     plaintext: bool = False,
     clock: Clock = utc_now,
+    environment: Mapping[str, str] | None = None,
 ) -> Path:
     """Makes a server in `folder` and the federation's offline key in `key_folder`; returns the operator's folder.
 
@@ -96,6 +98,8 @@ def init_server(
         enrolment_address: the same for newcomers; the next port where None.
         listen: host:port to bind; all interfaces and the port of `address` where None.
         enrolment_listen: the same for newcomers.
+        database: "sqlite" or a URL; where None, that of ATOLL_DATABASE or else "sqlite". server.toml names it without
+            its password.
 
     Raises:
         ConfigError: a value cannot be used, or one of the folders is in use.
@@ -108,7 +112,7 @@ def init_server(
         enrolment_address=enrolment_address,
         listen=listen,
         enrolment_listen=enrolment_listen,
-        database=database,
+        database=database or database_of(environment) or "sqlite",
         plaintext=plaintext,
     )
     settings = _checked(values, place)
@@ -126,7 +130,7 @@ def init_server(
         hosts = sorted({parse_address(settings.address)[0], parse_address(settings.enrolment_address)[0]})
         init_federation(place.authority, key_folder, federation, hosts, clock=clock)
         _fill(place, settings, clock)
-        _write_settings(place, values)
+        _write_settings(place, values | {"database": without_password(settings.database)})
     return place.operator
 
 

@@ -65,6 +65,22 @@ def test_the_server_killed_at_a_step(federation: Federation, undisturbed: str, s
     require_undisturbed(federation, run, undisturbed)
 
 
+@pytest.mark.parametrize(("step", "nth"), [(ServerStep.EVALUATED, 6), (ServerStep.ENDED, 1)])
+def test_the_last_evaluation_outlives_a_kill_before_it_is_on_record(
+    federation: Federation, step: ServerStep, nth: int
+) -> None:
+    """Three sites evaluate two versions: the sixth evaluation ends the run."""
+    wanted = [record["evaluate"] for record in federation.finish(JOB)["rounds"]]
+    assert federation.server is not None
+    federation.server.stop()
+    federation.server = doomed = start_doomed(federation, "server", federation.server_folder, step, nth)
+    federation.wait_for_ports()
+    run = federation.submit(JOB)
+    federation.wait_for(lambda: not doomed.running, f"the server dies at {step}")
+    federation.start_server()
+    assert [record["evaluate"] for record in federation.wait_for_end(run)["rounds"]] == wanted
+
+
 @pytest.mark.parametrize(("step", "nth"), _marked([(step, 1) for step in SiteStep]))
 def test_an_agent_killed_at_a_step(federation: Federation, undisturbed: str, step: SiteStep, nth: int) -> None:
     federation.sites["site-2"].stop()

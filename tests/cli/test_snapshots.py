@@ -149,6 +149,16 @@ def test_lines_say_each_thing_once() -> None:
     ]
 
 
+def test_lines_say_who_takes_no_part_and_why() -> None:
+    told: list[str] = []
+    view = Lines(told.append)
+    snapshot = _snapshot("queued", round_=0, rounds=0)
+    snapshot.sites.add(site="lakeside", state="declined", detail="app 'digits' does not import\n  at digits:3")
+    view.show(snapshot)
+    view.show(snapshot)
+    assert told[1:] == ["lakeside takes no part: app 'digits' does not import at digits:3"]
+
+
 def _line(number: int) -> str:
     return f"round {number} of 5, 3 sites, 1.2 s, training loss 0.5000, accuracy at sites 0.9500, accuracy at server 0.9667"
 

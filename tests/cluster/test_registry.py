@@ -94,8 +94,9 @@ def test_names_what_is_not_here(folder: Path) -> None:
 def test_an_app_that_does_not_import(folder: Path, code: str) -> None:
     lay(folder, one=code)
     entry = AppEntry(name="a", distribution="registry-app", entry_point="one")
-    with pytest.raises(AppFailed, match="app 'a' does not import"):
+    with pytest.raises(AppFailed, match="app 'a' does not import") as caught:
         load_app(entry, hash_distribution("registry-app"))
+    assert ("install what it needs there" in caught.value.message) is ("a_module_that_nobody_has" in code)
 
 
 def test_an_entry_point_that_is_no_app(installed: Path) -> None:

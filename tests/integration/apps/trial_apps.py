@@ -1,7 +1,9 @@
 """Apps of the integration tests: a small classifier on real data that can be told to misbehave at one site.
 
 `source["path"]` is the site's npz file; `source["fault"]` may name a file whose text says what goes wrong there:
-raise, nan, huge, die, slow SECONDS. Without the file the app behaves.
+raise, nan, huge, die, slow SECONDS; raise-at STEP (counted over all rounds); await PATH, until the file is there;
+meet FOLDER NUMBER, until so many workers train at once; build CHANGE, or turn CHANGE while training, to a model whose
+last bias has another name, shape or dtype. Without the file the app behaves.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 import atoll
 
+PATIENCE_S = 120.0  # for what a fault waits for
+
 
 class Trial(atoll.App):
     class Config(BaseModel):
@@ -30,12 +34,18 @@ class Trial(atoll.App):
         dtype: str = "float32"
         batch_norm: bool = False
 
+    num_steps = 0  # batches that this worker has trained on
+
     def model(self) -> nn.Module:
         layers: list[nn.Module] = [nn.Linear(30, self.config.hidden)]
         if self.config.batch_norm:
             layers.append(nn.BatchNorm1d(self.config.hidden))
-        layers += [nn.Tanh(), nn.Linear(self.config.hidden, 2)]
-        return nn.Sequential(*layers).to(getattr(torch, self.config.dtype))
+        self.last = nn.Linear(self.config.hidden, 2)
+        model = nn.Sequential(*layers, nn.Tanh(), self.last).to(getattr(torch, self.config.dtype))
+        match self._fault():
+            case ["build", change]:
+                alter_bias(self.last, change)
+        return model
 
     def data(self, split: str) -> Dataset[Any]:
         with np.load(self.source["path"]) as file:
@@ -44,6 +54,7 @@ class Trial(atoll.App):
 
     def loss(self, output: Tensor, batch: Any) -> Tensor:
         loss = nn.functional.cross_entropy(output, batch[1])
+        self.num_steps += torch.is_grad_enabled()
         match self._fault():
             case ["raise"]:
                 raise RuntimeError("this batch cannot be learnt")
@@ -55,6 +66,15 @@ class Trial(atoll.App):
                 os.kill(os.getpid(), signal.SIGKILL)
             case ["slow", seconds]:
                 time.sleep(float(seconds))
+            case ["raise-at", step] if self.num_steps == int(step):
+                raise RuntimeError("this batch cannot be learnt")
+            case ["await", path]:
+                wait_for(Path(path).exists, path)
+            case ["meet", folder, number]:
+                (Path(folder) / str(os.getpid())).touch()
+                wait_for(lambda: len(list(Path(folder).iterdir())) >= int(number), f"{number} workers in {folder}")
+            case ["turn", change]:
+                alter_bias(self.last, change)
         return loss
 
     def optimizer(self, params: Iterable[nn.Parameter]) -> Optimizer:
@@ -66,6 +86,25 @@ class Trial(atoll.App):
     def _fault(self) -> list[str]:
         path = Path(self.source.get("fault", "/nonexistent"))
         return path.read_text().split() if torch.is_grad_enabled() and path.exists() else []
+
+
+def alter_bias(layer: nn.Linear, change: str) -> None:
+    """Give the layer's bias another name, shape or dtype."""
+    bias = layer.bias
+    if change == "name":
+        layer.bias = None  # type: ignore[assignment]  # torch takes it
+        layer.offset = bias
+    else:
+        layer.bias = nn.Parameter(torch.zeros(3) if change == "shape" else bias.detach().double())
+
+
+def wait_for(what: Callable[[], bool], name: str) -> None:
+    """Returns as soon as `what` holds."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not what():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"never came: {name}")
+        time.sleep(0.005)
 
 
 class OneTensorMore(Trial):
