@@ -104,7 +104,7 @@ def resolve(job: Job) -> Strategy:
             codec=made["codec"],
             reducer=made["reducer"],
             buffers=section.buffers,
-            local=section.local,
+            local=section.local or (),
             server_evaluation=job.evaluation.server,
         ),
         _values(section, wanted, made, job),
@@ -114,7 +114,7 @@ def resolve(job: Job) -> Strategy:
         work=section.work,
         download=download,
         buffers=section.buffers,
-        local=section.local,
+        local=section.local or (),
         bound=section.sum.bound,
         **made,
     )

@@ -125,7 +125,7 @@ class StrategySection(Strict):
     reducer: Part | None = None
     optimizer: Part | None = None
     buffers: Literal["mean", "local", "first"] = "mean"  # float buffers; integers: "first" or the maximum
-    local: tuple[str, ...] = ()  # patterns of names of tensors that stay at their site, such as "head.*"
+    local: tuple[str, ...] | None = None  # patterns of names of tensors that stay at their site, such as "head.*"
     sum: SumSection = SumSection()
 
 
