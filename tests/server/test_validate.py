@@ -152,8 +152,8 @@ def test_a_weight_that_was_not_declared_is_refused(told: pb.Result) -> None:
 
 def test_whatever_was_declared_no_weight_is_beyond_what_a_float64_counts() -> None:
     state = begin(PLAN)
-    joined = [Joined(site=site, max_weight=2**60, labels={}) for site in ("a", "b", "c", "d")]
-    for event in (*joined, Ready()):
+    joined: list[RunEvent] = [Joined(site=site, max_weight=2**60, labels={}) for site in ("a", "b", "c", "d")]
+    for event in [*joined, Ready()]:
         state, _ = advance(PLAN, state, event)
     assert standing(state, FIRST, result(FIRST, weight=2**53)) is Standing.NEW
     with pytest.raises(BadUpdate, match="weight is"):
