@@ -12,12 +12,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from sklearn.datasets import load_breast_cancer
@@ -265,12 +266,13 @@ class Federation:
         return self.workers(site)[0]
 
     def workers(self, site: str) -> list[int]:
-        """Process ids of the workers that a site's agent has started and that live."""
-        children = Path(f"/proc/{self.sites[site].pid}/task").glob("*/children")
-        try:
-            return [int(pid) for path in children for pid in path.read_text().split()]
-        except (FileNotFoundError, ProcessLookupError):
-            return []
+        """Process ids of a site's workers that live: its agent's children, and those of the nursery among them."""
+        found: list[int] = []
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.sites[site].pid).children():
+                is_nursery = "atoll.cluster.nursery" in child.cmdline()
+                found += [process.pid for process in (child.children() if is_nursery else [child])]
+        return found
 
     def logs(self) -> str:
         """The ends of all logs, for the text of a failed test."""
