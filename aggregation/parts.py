@@ -70,16 +70,15 @@ def build(part: str, kind: str, options: Mapping[str, Any], key: str = "") -> An
         checked = options_of(made_by, key).model_validate(dict(options))
     except ValidationError as error:
         raise _explain(error, key, kind, options_of(made_by, key)) from None
+    plugin = f"{key}.kind = {kind!r}: the plugin {made_by.__module__}.{made_by.__qualname__}"
     try:
         made = made_by(checked)
-        fault = ", ".join(f"lacks {name}" for name in _MEMBERS[part] if not hasattr(made, name))
     except ConfigError:
         raise
     except Exception as error:  # noqa: BLE001  a plugin may raise anything
-        fault = f"raises {type(error).__name__}: {error}"
-    if fault:
-        name = f"{made_by.__module__}.{made_by.__qualname__}"
-        raise ConfigError(f"{key}.kind = {kind!r}: the plugin {name} {fault}", key=f"{key}.kind", value=kind)
+        raise ConfigError(f"{plugin} raises {type(error).__name__}: {error}", key=f"{key}.kind", value=kind) from None
+    if lacking := [name for name in _MEMBERS[part] if not hasattr(made, name)]:
+        raise ConfigError(f"{plugin} lacks {', '.join(lacking)}", key=f"{key}.kind", value=kind)
     return made
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -72,7 +71,7 @@ class _Buckets:
         self.losses_N = torch.stack([updates.losses_N[list(members)].mean() for members in rows])
         self._updates, self._mixing_BN = updates, mixing_BN
 
-    @cached_property
+    @property
     def products_NN(self) -> Tensor:
         return self._mixing_BN @ self._updates.products_NN @ self._mixing_BN.T
 

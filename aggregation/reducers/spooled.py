@@ -17,9 +17,8 @@ import os
 import tempfile
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Literal, Protocol, Self
 
@@ -205,6 +204,7 @@ class _Sorted:
         self.losses_N = torch.tensor([kept[site].loss for site in self.sites], dtype=torch.float64)
         self._layout = layout
         self._starts = [segment.index for segment in layout.segments]
+        self._products_NN: Tensor | None = None
 
     def values_NP(self, start: int, stop: int) -> Tensor:
         """Values `start` to `stop` of every update."""
@@ -227,8 +227,13 @@ class _Sorted:
             segment.encoding.decode(data[segment.offset : segment.offset + segment.num_bytes], aligned, block_P)
             out_P[segment.index + first - start : segment.index + last - start].copy_(block_P[first - aligned :])
 
-    @cached_property
+    @property
     def products_NN(self) -> Tensor:
+        if self._products_NN is None:
+            self._products_NN = self._multiplied()
+        return self._products_NN
+
+    def _multiplied(self) -> Tensor:
         """By blocks whose borders depend on N alone."""
         total_NN = torch.zeros(len(self.sites), len(self.sites), dtype=torch.float64)
         step = max(256, min(BLOCK_VALUES, _MATRIX_VALUES // len(self.sites)))
@@ -295,8 +300,3 @@ def require_updates(name: str, found: int, wanted: int, why: str) -> None:
             value=found,
             bound=wanted,
         )
-
-
-def pairs(count: int) -> Iterator[tuple[int, int]]:
-    """All (i, j) with i < j."""
-    return ((i, j) for i in range(count) for j in range(i + 1, count))

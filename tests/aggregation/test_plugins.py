@@ -183,7 +183,7 @@ def test_a_built_in_cannot_be_replaced(seen: dict[str, Any]) -> None:
         ("not a class", "strategy.optimizer.kind", ["other-parts 1.2", "no class"]),
         ("not a composition", "strategy.kind", ["good-parts 1.2", "no Composition"]),
         ("brought twice", "strategy.codec.kind", ["broken-parts 1.2 and other-parts 1.2", "remove one"]),
-        ("lacks a member", "strategy.reducer.kind", ["good_parts.Unfinished", "lacks needs", "lacks fewest_updates"]),
+        ("lacks a member", "strategy.reducer.kind", ["good_parts.Unfinished", "lacks needs, fewest_updates"]),
         ("raises", "strategy.reducer.kind", ["good_parts.Raises", "RuntimeError: no licence here"]),
         ("near", "strategy.reducer.kind", ["did you mean 'tripled'"]),
     ],
