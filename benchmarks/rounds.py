@@ -4,12 +4,13 @@
 
 Real server, agent and worker processes on loopback, mutual TLS unless --plain. The worker loads, changes and
 differences every tensor in torch; the server checks, folds and commits; the outbox is durable. The first round is left
-out (workers warm up). Memory is RssAnon above idle, in models.
+out (workers warm up). Memory is RssAnon above idle, in models: of the server, of an agent (`site`), of its workers.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -94,7 +95,8 @@ def run(root: Path, options: argparse.Namespace) -> dict[str, Any]:
         "bare_grpc_gb_per_s": round(2 * moved / limit_s / 1e9, 3),
         "ratio_to_limit": round(per_round / limit_s, 3),
         "server_peak_models": round(peaks["server"] / bytes_each, 2),
-        "site_peak_models": round(max(peak for name, peak in peaks.items() if name != "server") / bytes_each, 2),
+        "site_peak_models": round(max(peaks[site] for site in homes) / bytes_each, 2),
+        "worker_peak_models": round(max(peaks[f"{site} workers"] for site in homes) / bytes_each, 2),
     }
 
 
@@ -161,28 +163,53 @@ def _tls(home: Path) -> Tls:
 
 
 class _Memory:
-    """Watches RssAnon of processes, with their children, every 20 ms; peaks are above the first reading."""
+    """Watches RssAnon of processes and of those that they start; peaks are above the first reading of each.
+
+    A worker is first read when it is forked, before it has loaded its model.
+    """
 
     def __init__(self, pids: dict[str, int]) -> None:
         self._pids = pids
-        self._idle = {name: _anonymous_bytes(pid) for name, pid in pids.items()}
-        self._peaks = dict.fromkeys(pids, 0)
+        self._idle: dict[int, int] = {}
+        self._peaks: dict[str, int] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._read()
         self._thread.start()
 
     def stop(self) -> dict[str, int]:
+        """Bytes, by name; those of the processes that a site's agent has started under "NAME workers"."""
         self._stop.set()
         self._thread.join()
         return self._peaks
 
     def _watch(self) -> None:
-        while not self._stop.wait(0.02):
-            for name, pid in self._pids.items():
-                self._peaks[name] = max(self._peaks[name], _anonymous_bytes(pid) - self._idle[name])
+        while not self._stop.wait(0.05):
+            self._read()
+
+    def _read(self) -> None:
+        for name, pid in self._pids.items():
+            self._note(name, self._above_idle(pid))
+            self._note(f"{name} workers", sum(self._above_idle(child) for child in _descendants(pid)))
+
+    def _note(self, name: str, num_bytes: int) -> None:
+        self._peaks[name] = max(self._peaks.get(name, 0), num_bytes)
+
+    def _above_idle(self, pid: int) -> int:
+        found = anonymous_bytes(pid)
+        return found - self._idle.setdefault(pid, found)
 
 
-def _anonymous_bytes(pid: int) -> int:
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, path.read_text().split()):
+                found += [child, *_descendants(child)]
+    return found
+
+
+def anonymous_bytes(pid: int) -> int:
     try:
         text = Path(f"/proc/{pid}/status").read_text()
     except OSError:
