@@ -71,7 +71,7 @@ def _run(root: Path, options: argparse.Namespace) -> dict[str, Any]:
     environment = os.environ | {"PYTHONPATH": path}
     sys.path.insert(0, str(root / "installed"))
     update = root / "update"
-    update.write_bytes(_update(int(options.megabytes * 1e6)))
+    update.write_bytes(update_of(int(options.megabytes * 1e6)))
     with Crew(root / "logs", environment) as crew:
         homes = _enrol(root, crew, options.sites)
         server = crew.pids()["server"]
@@ -107,7 +107,7 @@ def _run(root: Path, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _update(num_bytes: int) -> bytes:
+def update_of(num_bytes: int) -> bytes:
     """An update of the echo model: every value moved by 2^-10."""
     import torch
 

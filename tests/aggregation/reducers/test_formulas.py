@@ -139,7 +139,7 @@ CASES: list[tuple[str, dict[str, Any], Callable[[Vector], Vector]]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "options", "formula"), CASES, ids=lambda value: str(value))
+@pytest.mark.parametrize(("kind", "options", "formula"), CASES, ids=[f"{kind} {options}" for kind, options, _ in CASES])
 @pytest.mark.parametrize("far", [(), ("site-7",)], ids=["near", "one far"])
 def test_the_formula(
     kind: str, options: dict[str, Any], formula: Callable[[Vector], Vector], far: tuple[str, ...]
