@@ -43,7 +43,7 @@ from atoll.aggregation.schedule import (
 )
 from atoll.wire.job import Seconds, Strict
 
-_TIMER = "progress"
+MOST_TRIES = 3  # that a site has to make a lost update again
 
 
 class Phase(Enum):
@@ -54,15 +54,19 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Out:
-    """A task that is under way."""
+    """A task that is under way. `max_weight` bounds its update's, whether or not its site is a member now."""
 
     site: str
     base_version: int
+    max_weight: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferedState:
-    """Plain values, sorted by site."""
+    """Plain values, sorted by site. `room` and `max_weight` are the terms of the open round's sum: they stay.
+
+    A sum on other terms would begin anew, and no site sends twice what was accepted.
+    """
 
     num_rounds: int
     phase: Phase = Phase.GATHERING
@@ -71,10 +75,15 @@ class BufferedState:
     version: int = 0
     members: tuple[tuple[str, int], ...] = ()  # (site, max_weight)
     out: tuple[Out, ...] = ()
+    room: int = 0
+    max_weight: int = 1
     buffer: tuple[str, ...] = ()  # whose update is in this round
     failed: tuple[tuple[str, str], ...] = ()  # (site, reason), of this round
     closing: tuple[str, ...] = ()  # whose update is in the round before, until that is committed
-    awaited: tuple[str, ...] = ()  # whose update was in it and was lost
+    awaited: tuple[tuple[str, int], ...] = ()  # whose update was in it and was lost, and how often each was asked again
+    timers: int = (
+        0  # times that the timer was set: each setting has a name of its own, so that none is taken for another
+    )
 
     @property
     def busy(self) -> frozenset[str]:
@@ -84,6 +93,10 @@ class BufferedState:
     def is_closing(self) -> bool:
         """Whether the round before the open one is not committed yet."""
         return bool(self.closing or self.awaited)
+
+    @property
+    def timer(self) -> str:
+        return f"progress/{self.timers}"
 
 
 Step = tuple[BufferedState, Sequence[Action]]
@@ -101,7 +114,7 @@ class Buffered:
         k: int = Field(ge=1, le=1_000_000)
         min: int = Field(default=2, ge=1, le=1_000_000)  # members without which the run does not start
         max_staleness: int = Field(default=20, ge=0, le=1_000_000)  # versions
-        exponent: float = Field(default=0.5, ge=0, le=100)
+        exponent: float = Field(default=0.5, ge=0, le=1)  # beyond 1, k updates would be hardly more than the fresh ones
         deadline: Seconds = 600.0  # without an update
 
         @model_validator(mode="after")
@@ -157,9 +170,9 @@ class Buffered:
         state = replace(state, members=tuple(sorted((*others, (event.site, event.max_weight)))))
         if state.phase is Phase.GATHERING:
             return self._start(state) if state.ready and len(state.members) >= self.options.min else (state, ())
-        if state.is_closing or event.site in state.busy or event.site in state.buffer:
-            return state, ()  # it goes on with what it has, or begins with the next version
-        return self._begin(state, (event.site,))
+        if state.is_closing:
+            return state, ()  # it begins with the next version
+        return self._begin(state)
 
     def _left(self, state: BufferedState, event: Left) -> Step:
         state = replace(state, members=tuple(member for member in state.members if member[0] != event.site))
@@ -181,57 +194,48 @@ class Buffered:
     # --- one round --------------------------------------------------------------------------------------------------
 
     def _start(self, state: BufferedState) -> Step:
-        state = replace(state, phase=Phase.TRAINING, round=1)
-        return self._begin(state, tuple(site for site, _ in state.members))
+        return self._begin(_with_terms(replace(state, phase=Phase.TRAINING, round=1)))
 
-    def _begin(self, state: BufferedState, sites: tuple[str, ...]) -> Step:
-        """New tasks in the open round for members that have none."""
-        begun = tuple(Out(site=site, base_version=state.version) for site in sites)
-        state = replace(state, out=tuple(sorted((*state.out, *begun), key=lambda out: out.site)))
-        return state, (self._dispatch(state, sites=sites), SetTimer(name=_TIMER, after_s=self.options.deadline))
-
-    def _dispatch(
-        self, state: BufferedState, *, sites: tuple[str, ...] = (), carried: tuple[str, ...] = ()
-    ) -> Dispatch:
-        return Dispatch(
-            round=state.round,
-            base_version=state.round - 1,  # every round makes one version
-            sites=tuple(sorted(sites)),
-            max_weight=self._max_weight(state),
-            num_sites=self._room(state),
-            carried=carried,
-        )
-
-    def _room(self, state: BufferedState) -> int:
-        """Updates that a round can have: more than k come where the round before takes its time to be committed."""
-        return len({*(site for site, _ in state.members), *state.busy, *state.buffer, *state.closing, *state.awaited})
-
-    def _max_weight(self, state: BufferedState) -> int:
-        return max((weight for _, weight in state.members), default=1)
+    def _begin(self, state: BufferedState) -> Step:
+        """New tasks in the open round for members that have none, and fit its sum; the others wait for the next one."""
+        free = [member for member in state.members if member[0] not in (*state.busy, *state.buffer)]
+        if not state.buffer:
+            state = _with_terms(state)
+        places = state.room - len(state.out) - len(state.buffer)
+        chosen = [member for member in free if member[1] <= state.max_weight][:places]
+        if not chosen:
+            return self._patient(state)
+        begun = [Out(site=site, base_version=state.version, max_weight=weight) for site, weight in chosen]
+        state = replace(state, out=_sorted((*state.out, *begun)))
+        state, patience = self._patient(state)
+        return state, (_dispatch(state, sites=tuple(out.site for out in begun)), *patience)
 
     def _accepted(self, state: BufferedState, event: Accepted) -> Step:
-        if event.site in state.awaited and event.round == state.round - 1:
-            awaited = tuple(site for site in state.awaited if site != event.site)
-            state = replace(state, closing=_with(state.closing, event.site), awaited=awaited)
-            return state, () if awaited else (Close(round=event.round, sites=state.closing),)
+        if event.round == state.round - 1 and event.site in dict(state.awaited):
+            awaited = tuple(pair for pair in state.awaited if pair[0] != event.site)
+            return self._close_again(replace(state, closing=_with(state.closing, event.site), awaited=awaited))
         if event.round != state.round or event.site not in state.busy:
             return state, ()
         out = tuple(out for out in state.out if out.site != event.site)
         state, actions = self._settle(replace(state, out=out, buffer=_with(state.buffer, event.site)))
-        return state, (*actions, *self._patience(state))
+        if actions or state.is_closing:
+            return state, actions
+        return self._patient(state)
 
     def _failed(self, state: BufferedState, event: Failed) -> Step:
-        if event.round == state.round - 1 and event.site in (*state.closing, *state.awaited):
+        if event.round == state.round - 1 and event.site in (*state.closing, *dict(state.awaited)):
             return self._lost(state, event)
         if event.round != state.round:
             return state, ()
+        weight = dict(state.members).get(event.site)
         if event.site in state.buffer:  # its bytes were lost before the commit
             state = replace(state, buffer=tuple(site for site in state.buffer if site != event.site))
-            if event.site in (site for site, _ in state.members):
-                return self._begin(state, (event.site,))
-            gone = Out(site=event.site, base_version=state.version)  # it may come back with its update
-            state = replace(state, out=tuple(sorted((*state.out, gone), key=lambda out: out.site)))
-            return state, self._patience(state)
+            again = Out(site=event.site, base_version=state.version, max_weight=weight or state.max_weight)
+            state = replace(state, out=_sorted((*state.out, again)))
+            state, patience = self._patient(state)
+            if weight is None:  # it may come back with its update
+                return state, patience
+            return state, (_dispatch(state, sites=(event.site,)), *patience)
         if event.site not in state.busy:
             return state, ()
         out = tuple(out for out in state.out if out.site != event.site)
@@ -239,27 +243,38 @@ class Buffered:
         return self._settle(replace(state, out=out, failed=failed))
 
     def _lost(self, state: BufferedState, event: Failed) -> Step:
-        """An update of the closing round is gone: its site is asked once more, and nothing else can take its place."""
-        if event.site in state.awaited:
+        """An update of the closing round is gone: the round does without it where it can, else its site is asked again."""
+        tries = dict(state.awaited).get(event.site, 0) + 1
+        state = replace(
+            state,
+            closing=tuple(site for site in state.closing if site != event.site),
+            awaited=tuple(pair for pair in state.awaited if pair[0] != event.site),
+        )
+        if len(state.closing) >= self.options.k:
+            return self._close_again(state)
+        if tries > MOST_TRIES:
             reason = (
-                f"round {event.round} lost the update of {event.site}, which could not make it again: {event.reason}"
+                f"round {event.round} lost the update of {event.site}, which could not make it again: {event.reason}; "
+                "look at its log, then submit the job anew"
             )
             return replace(state, phase=Phase.OVER), (GiveUp(reason=reason),)
-        closing = tuple(site for site in state.closing if site != event.site)
-        state = replace(state, closing=closing, awaited=_with(state.awaited, event.site))
-        if event.site not in (site for site, _ in state.members):
-            return state, self._patience(state)
-        again = Dispatch(
-            round=event.round,
-            base_version=event.round - 1,
-            sites=(event.site,),
-            max_weight=self._max_weight(state),
-            num_sites=self._room(state),
-        )
-        return state, (again, *self._patience(state))
+        state = replace(state, awaited=tuple(sorted((*state.awaited, (event.site, tries)))))
+        state, patience = self._patient(state)
+        if event.site not in dict(state.members):
+            return state, patience
+        again = Dispatch(round=event.round, base_version=event.round - 1, sites=(event.site,), max_weight=1)
+        return state, (again, *patience)
 
-    def _patience(self, state: BufferedState) -> tuple[Action, ...]:
-        return (SetTimer(name=_TIMER, after_s=self.options.deadline),) if state.phase is Phase.TRAINING else ()
+    def _close_again(self, state: BufferedState) -> Step:
+        if state.awaited:
+            return state, ()
+        return state, (SetTimer(name=state.timer, after_s=0), Close(round=state.round - 1, sites=state.closing))
+
+    def _patient(self, state: BufferedState) -> Step:
+        """Sets the timer anew."""
+        later = replace(state, timers=state.timers + 1)
+        stop = (SetTimer(name=state.timer, after_s=0),) if state.timers else ()
+        return later, (*stop, SetTimer(name=later.timer, after_s=self.options.deadline))
 
     def _settle(self, state: BufferedState) -> Step:
         """Close a round whose buffer is full; give up where it cannot fill any more."""
@@ -273,27 +288,26 @@ class Buffered:
 
     def _close(self, state: BufferedState) -> Step:
         """Combine what is in; what is out goes on in the next round, which is open from now on."""
-        number, out = state.round, state.out
+        number, is_last = state.round, state.round == state.num_rounds
         close = Close(round=number, sites=state.buffer)
-        kept = tuple(o for o in out if number - o.base_version <= self.options.max_staleness)
-        if number == state.num_rounds:
-            kept = ()
-        stale = tuple(o.site for o in out if o not in kept)
-        why = f"it began more than {self.options.max_staleness} versions ago"
+        most = self.options.max_staleness
+        kept = () if is_last else tuple(out for out in state.out if number - out.base_version <= most)
+        late = tuple(out.site for out in state.out if out not in kept)
+        why = "the run is over" if is_last else f"it began more than {most} versions ago"
+        stopped = (SetTimer(name=state.timer, after_s=0), *self._cancelled(number, late, why), close)
         state = replace(state, round=number + 1, closing=state.buffer, buffer=(), failed=(), out=kept)
-        cancelled = self._cancelled(number, stale, "the run is over" if number == state.num_rounds else why)
-        if not kept:
-            return state, (*cancelled, close)
-        return state, (*cancelled, close, self._dispatch(state, carried=tuple(o.site for o in kept)))
+        if is_last:
+            return state, stopped
+        state = _with_terms(state)
+        return state, (*stopped, _dispatch(state, carried=tuple(out.site for out in kept)))
 
     def _committed(self, state: BufferedState, event: Committed) -> Step:
         if not state.closing or event.round != state.round - 1:
             return state, ()
         state = replace(state, version=event.version, closing=(), awaited=())
         if event.round == state.num_rounds:
-            return replace(state, phase=Phase.OVER), (SetTimer(name=_TIMER, after_s=0), Stop())
-        free = tuple(site for site, _ in state.members if site not in state.busy and site not in state.buffer)
-        state, begun = self._begin(state, free)
+            return replace(state, phase=Phase.OVER), (Stop(),)
+        state, begun = self._begin(state)
         state, settled = self._settle(state)
         return state, (*begun, *settled)
 
@@ -301,7 +315,7 @@ class Buffered:
         return (Cancel(round=number, sites=sites, reason=reason),) if sites else ()
 
     def _timer_fired(self, state: BufferedState, event: TimerFired) -> Step:
-        if state.phase is Phase.TRAINING and event.name == _TIMER:
+        if state.phase is Phase.TRAINING and event.name == state.timer:
             return self._give_up(state, f"nothing came for {self.options.deadline:g} s")
         return state, ()
 
@@ -309,9 +323,30 @@ class Buffered:
         missing = [*(f"{out.site} (no update yet)" for out in state.out), *(f"{s} ({r})" for s, r in state.failed)]
         reason = (
             f"round {state.round} has {len(state.buffer)} of {self.options.k} updates and {why}; missing: "
-            f"{', '.join(missing) or 'nobody'}"
+            f"{', '.join(missing) or 'nobody'}; start them again, or lower k in the job's schedule"
         )
         return replace(state, phase=Phase.OVER), (GiveUp(reason=reason),)
+
+
+def _dispatch(state: BufferedState, *, sites: tuple[str, ...] = (), carried: tuple[str, ...] = ()) -> Dispatch:
+    return Dispatch(
+        round=state.round,
+        base_version=state.round - 1,  # every round makes one version
+        sites=tuple(sorted(sites)),
+        max_weight=state.max_weight,
+        num_sites=state.room,
+        carried=carried,
+    )
+
+
+def _with_terms(state: BufferedState) -> BufferedState:
+    """With terms for the sum of the open round, in which nothing is yet: all that are here or under way fit."""
+    weights = {**dict(state.members), **{out.site: out.max_weight for out in state.out}}
+    return replace(state, room=max(len(weights), state.room), max_weight=max([state.max_weight, *weights.values()]))
+
+
+def _sorted(out: tuple[Out, ...]) -> tuple[Out, ...]:
+    return tuple(sorted(out, key=lambda one: one.site))
 
 
 def _with(sites: tuple[str, ...], site: str) -> tuple[str, ...]:
