@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from atoll.aggregation.codecs.encoding import Codec
+from atoll.aggregation.reducers.central import FLTrust
 from atoll.aggregation.reducers.reduction import Reducer
 from atoll.aggregation.schedule import Asynchronous, Schedule
 from atoll.wire.errors import ConfigError
@@ -54,6 +55,11 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
         "makes comparable; take the reducer mean or norm_bound",
     ),
     Refusal(
+        keys=("strategy.schedule", "strategy.reducer"),
+        applies=lambda combined: isinstance(combined.reducer, FLTrust) and _samples(combined.schedule),
+        reason="the trusted site has to be in every round, and this schedule draws some of the sites; set fraction = 1",
+    ),
+    Refusal(
         keys=("strategy.codec", "strategy.reducer"),
         applies=lambda combined: combined.reducer.needs == "sum" and not combined.codec.additive,
         reason="this reducer sums updates as they come, and sums of this codec's values mean nothing; "
@@ -90,6 +96,10 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
         "this federation alone in job.sites",
     ),
 )
+
+
+def _samples(schedule: Schedule[Any]) -> bool:
+    return float(getattr(getattr(schedule, "options", None), "fraction", 1.0)) < 1
 
 
 def refusal(combined: Combined) -> Refusal | None:

@@ -56,7 +56,8 @@ BUILT_IN: Final[Mapping[str, Composition]] = {
         parts={"schedule": {"kind": "buffered", "k": 2}},
     ),
     "fedasync": Composition(
-        summary="A version from every update, stale ones discounted (Xie et al. 2019, arXiv:1903.03934, algorithm 1).",
+        summary="A version from every update, stale ones discounted as in Xie et al. 2019 (arXiv:1903.03934); the "
+        "difference to an update's own base is added, where algorithm 1 there mixes whole models.",
         parts={"schedule": {"kind": "buffered", "k": 1}, "optimizer": {"kind": "sgd", "lr": 0.5}},
     ),
     "fedadagrad": Composition(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -31,6 +32,8 @@ SCHEDULES: Final[Mapping[str, Callable[..., LRScheduler]]] = {
     "polynomial": PolynomialLR,
 }
 
+MOST_LOOKED_AT = 10_000  # versions whose rate is looked at when a job is planned: 50 ms
+
 
 class LearningRate:
     """The rate at each version: a function of the number of versions made before it.
@@ -49,6 +52,17 @@ class LearningRate:
         if schedule is not None:
             self._scheduler = _made(base, schedule)
             self._rates = [float(self._scheduler.get_last_lr()[0])]
+
+    def require_usable(self, num_versions: int) -> None:
+        """Returns where the rate is finite and not below 0 at each of so many versions (of very many, the first ones).
+
+        Raises:
+            ValueError: names the version and the rate.
+        """
+        for version in range(min(num_versions, MOST_LOOKED_AT)):
+            rate = self.at(version)
+            if not 0 <= rate < math.inf:
+                raise ValueError(f"the learning rate of version {version + 1} would be {rate:g}; wanted 0 or more")
 
     def at(self, num_steps: int) -> float:
         """The rate after `num_steps` versions."""

@@ -53,7 +53,7 @@ _MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
     "schedule": ("min_sites", "fewest_updates", "init", "on"),
     "rule": ("begin", "before_step", "after_step", "end"),
     "codec": ("name", "additive", "encoding"),
-    "reducer": ("name", "needs", "fewest_updates", "init"),
+    "reducer": ("name", "needs", "fewest_updates", "mixed", "init"),
     "optimizer": ("name", "precision", "init", "step"),
 }
 

@@ -93,7 +93,16 @@ class RoundSum:
     def sum_weights(self) -> int:
         return sum(part.weight for part in self._parts.values())
 
-    def check(self, payload: Buffer, weight: int, *, site: str = "", round: int = 0, crc32: int | None = None) -> None:
+    def check(
+        self,
+        payload: Buffer,
+        weight: int,
+        *,
+        site: str = "",
+        round: int = 0,
+        crc32: int | None = None,
+        metrics: Metrics = NO_METRICS,
+    ) -> None:
         """Returns where the update can be folded; see `check_update`. Raises BadUpdate."""
         terms = Terms(max_weight=self.max_weight, bound=self.bound)
         check_update(self.layout, terms, payload, weight, site=site, round=round, crc32=crc32)

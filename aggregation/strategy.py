@@ -14,6 +14,8 @@ from atoll.aggregation import combinations, compositions, parts, plugins
 from atoll.aggregation.codecs.encoding import Codec
 from atoll.aggregation.compositions import Composition
 from atoll.aggregation.layout import Buffers
+from atoll.aggregation.lr_schedules import LearningRate
+from atoll.aggregation.reducers.central import FLTrust
 from atoll.aggregation.reducers.reduction import Reducer
 from atoll.aggregation.round_sum import LARGEST_BOUND, SMALLEST_BOUND
 from atoll.aggregation.rules import LocalRule
@@ -97,6 +99,8 @@ def resolve(job: Job) -> Strategy:
             value=str(section.sum.bound),
             bound=limits,
         )
+    _require_rates(made["optimizer"], job.job.rounds)
+    _require_trusted(made["reducer"], job)
     download = _download(section)
     combinations.require_allowed(
         combinations.Combined(
@@ -118,6 +122,27 @@ def resolve(job: Job) -> Strategy:
         bound=section.sum.bound,
         **made,
     )
+
+
+def _require_rates(optimizer: ServerOptimizer, num_rounds: int) -> None:
+    rate = getattr(optimizer, "lr", None)
+    if not isinstance(rate, LearningRate):  # a plugin's own
+        return
+    try:
+        rate.require_usable(num_rounds)
+    except ValueError as error:
+        key = "strategy.optimizer.lr_schedule"
+        raise ConfigError(f"{key}: {error}", key=key, bound="0 or more at every version") from None
+
+
+def _require_trusted(reducer: Reducer, job: Job) -> None:
+    if isinstance(reducer, FLTrust) and job.job.sites and reducer.trusted not in job.job.sites:
+        key = "strategy.reducer.trusted"
+        raise ConfigError(
+            f"{key} = {reducer.trusted!r} is not one of job.sites: {', '.join(job.job.sites)}; add it there",
+            key=key,
+            value=reducer.trusted,
+        )
 
 
 def _download(section: StrategySection) -> Codec | None:

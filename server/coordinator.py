@@ -302,6 +302,7 @@ class Coordinator:
                 driver.summary.site_is(site, "ready")
                 self._offers.settled(reply.run, site)
                 self._make_offers()
+                driver.resend_tasks(site)  # that it had before it lost all that it knew
 
             driver.tell(event, joined)
             return

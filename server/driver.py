@@ -50,7 +50,7 @@ from atoll.server.store import Store
 from atoll.server.summary import RunSummary
 from atoll.server.surroundings import Surroundings
 from atoll.wire import control_pb2 as pb
-from atoll.wire.errors import DiskFull, RemoteError, Stale, to_detail
+from atoll.wire.errors import BadUpdate, DiskFull, RemoteError, Stale, to_detail
 from atoll.wire.job import Job
 from atoll.wire.manifest import Manifest
 
@@ -125,7 +125,7 @@ class RunDriver:
 
     def offer(self) -> pb.RunOffer:
         """What a site is asked."""
-        return offer_message(self._row, self.manifest, self.plan.schedule.fewest_updates)
+        return offer_message(self._row, self.manifest, self.pipeline.mixed(self.plan.schedule.fewest_updates))
 
     @property
     def only(self) -> frozenset[str]:
@@ -169,9 +169,11 @@ class RunDriver:
                 await self._take(item)
         except asyncio.CancelledError:
             raise
+        except BadUpdate as error:
+            await self._break(Broken(reason=error.message, ours=False))
         except Exception as error:
             log.exception("run %s: the server cannot go on with it", self.run)
-            await self._break(f"{type(error).__name__}: {error}")
+            await self._break(Broken(reason=f"{type(error).__name__}: {error}"))
         finally:
             self._quiet()
         await self._answer_the_rest()
@@ -248,9 +250,8 @@ class RunDriver:
     async def _commit_if_whole(self) -> None:
         if self.plan.delegated:
             return  # the upper server commits (upstream.py)
-        for round_ in list(self.state.rounds.values()):
-            if round_.closing and not set(round_.closing) & set(self.pipeline.lacks(round_)):
-                await self._commit(round_)
+        while (round_ := self.state.first_closing()) and not set(round_.closing) & set(self.pipeline.lacks(round_)):
+            await self._commit(round_)  # which may close the next one
 
     async def _commit(self, round_: Round) -> None:
         """The one durable point of a round: journal entry, record and model version in one transaction."""
@@ -365,10 +366,10 @@ class RunDriver:
         self._around.run_ended(self.run)
         log.info("run %s: %s%s", self.run, status, f": {action.reason}" if action.reason else "")
 
-    async def _break(self, reason: str) -> None:
-        self.state, actions = advance(self.plan, self.state, Broken(reason=reason))
+    async def _break(self, event: Broken) -> None:
+        self.state, actions = advance(self.plan, self.state, event)
         try:
-            await self.durably(self._store.append, self.run, [encode_event(Broken(reason=reason))])
+            await self.durably(self._store.append, self.run, [encode_event(event)])
         finally:
             self._started.set()
             for action in actions:

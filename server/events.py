@@ -79,9 +79,10 @@ class StopAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """The server itself cannot go on with the run, for example since its disk is full."""
+    """The run cannot go on: by a fault of the server (`ours`), or since no version can be made of its updates."""
 
     reason: str
+    ours: bool = True
 
 
 # --- of a region: what the upper server wants (docs/trees.md) --------------------------------------------------------

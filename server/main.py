@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -69,6 +70,7 @@ def run_server(folder: Path, on_step: Observer = unobserved, join: Join | None =
     settings = load_settings(folder)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     tune_malloc()
+    _allow_many_files()
     with _opened(ServerFolder(root=folder.resolve()), settings) as (store, authority):
         asyncio.run(_serve(ServerFolder(root=folder.resolve()), settings, store, authority, on_step, join))
 
@@ -233,6 +235,12 @@ class Server:
             return await transfers.upload(frames, context, runs.sink)
 
         members.add_generic_rpc_handlers((transfer_handlers(upload, transfers.download),))
+
+
+def _allow_many_files() -> None:
+    """As many as this process may have: a site takes one, and so does an update that a reducer keeps."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def check_bind(address: str, key: str) -> None:

@@ -18,7 +18,7 @@ from atoll.cluster.update_file import create_update
 from atoll.wire.checksum import crc32_of
 from atoll.wire.errors import Unknown
 from atoll.wire.manifest import Manifest
-from atoll.wire.model_file import ModelFile, create, map_file, open_model
+from atoll.wire.model_file import ModelFile, create, map_file, open_model, remove_drafts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,11 @@ class RunModels:
         self._encoding = threading.Lock()
 
     def prepare(self) -> None:
+        """Make the folder, without what a killed process left half made, or made and never synced."""
         self._folder.mkdir(parents=True, exist_ok=True)
+        remove_drafts(self._folder)
+        for path in [*self._folder.glob("*.download"), *self._folder.glob("*.draft")]:
+            path.unlink(missing_ok=True)
 
     def path(self, version: int) -> Path:
         return self._folder / f"{version}.safetensors"

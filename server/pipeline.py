@@ -13,6 +13,7 @@ Everything here blocks and runs in threads; torch releases the interpreter lock 
 from __future__ import annotations
 
 import hashlib
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from atoll.aggregation.layout import UpdateLayout, update_layout
 from atoll.aggregation.next_model import next_model
 from atoll.aggregation.optimizer_state import OptimizerState
 from atoll.aggregation.partial import PartialLayout
-from atoll.aggregation.reducers.reduction import Mergeable, Reduction, RoundTerms
+from atoll.aggregation.reducers.reduction import NO_METRICS, Mergeable, Metrics, Reduction, RoundTerms
 from atoll.aggregation.schedule import Asynchronous
 from atoll.aggregation.strategy import Strategy
 from atoll.cluster.update_file import create_update
@@ -69,7 +70,12 @@ class Pipeline:
         self._layout: UpdateLayout = update_layout(manifest, strategy.codec, strategy.buffers, strategy.local)
         self._partial = PartialLayout(self._layout)
         self._open: dict[int, _Open] = {}
+        self._opening = threading.Lock()
         self._optimizer_state: tuple[int, OptimizerState] | None = None  # with the version that it belongs to
+
+    def mixed(self, num_updates: int) -> int:
+        """Updates that every value of a version mixes, at least, which is made of so many."""
+        return self._strategy.reducer.mixed(num_updates)
 
     @property
     def update_bytes(self) -> int:
@@ -86,6 +92,17 @@ class Pipeline:
 
         So does a round that is asked for again after it was abandoned.
         """
+        with self._opening:
+            self._begin(round_)
+
+    def _opened(self, round_: Round) -> _Open:
+        """The sum of a round, begun where it is not: its first update may be in before the run has got that far."""
+        with self._opening:
+            if round_.number not in self._open:
+                self._begin(round_)
+            return self._open[round_.number]
+
+    def _begin(self, round_: Round) -> None:
         known = self._open.get(round_.number)
         num_sites = round_.num_sites
         same = known is not None and (known.num_sites, known.max_weight) == (num_sites, round_.max_weight)
@@ -108,18 +125,18 @@ class Pipeline:
         known = self._open.get(round_.number)
         return tuple(sorted(set(round_.updates) - (known.folded if known is not None else set())))
 
-    def check(self, round_: Round, site: str, weight: int, update: memoryview) -> None:
+    def check(self, round_: Round, site: str, weight: int, update: memoryview, metrics: Metrics = NO_METRICS) -> None:
         """Nothing where every byte of `update` can be folded; that of a region is the sum over its sites.
 
         Raises:
             BadUpdate: names site, round, tensor, value and bound.
         """
         try:
-            known = self._open[round_.number]
+            known = self._opened(round_)
             if below := round_.regions.get(site):
                 known.sum.check_partial(update, weight, num_sites=below, site=site, round=round_.number)
             else:
-                known.reduction.check(update, weight, site=site, round=round_.number)
+                known.reduction.check(update, weight, site=site, round=round_.number, metrics=metrics)
         except BadUpdate as error:
             text = f"update from {site}, round {round_.number}: {error.message}"
             raise BadUpdate(
@@ -138,7 +155,7 @@ class Pipeline:
         Raises:
             DiskFull: the reducer keeps all updates and there is no room for this one; may be tried again.
         """
-        known = self._open[round_.number]
+        known = self._opened(round_)
         if site in known.folded:
             return
         if site in round_.regions:

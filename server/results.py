@@ -117,7 +117,7 @@ class Results:
         if round_ is None:
             raise _closed(driver, site, result)
         self._on_step(Step.RECEIVED, driver.run)
-        await asyncio.to_thread(driver.pipeline.check, round_, site, result.weight, update)
+        await asyncio.to_thread(driver.pipeline.check, round_, site, result.weight, update, _metrics(result))
         self._on_step(Step.CHECKED, driver.run)
 
     async def _accept(self, driver: RunDriver, site: str, result: pb.Result, update: memoryview) -> None:

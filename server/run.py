@@ -96,7 +96,7 @@ def replay(plan: Plan, events: Sequence[RunEvent]) -> RunState:
 
 def end_of(state: RunState) -> EndRun:
     """What is to be done about a run that is over."""
-    return EndRun(outcome=state.outcome, reason=state.reason, our_fault=state.our_fault)
+    return EndRun(outcome=state.outcome, reason=state.reason, our_fault=state.our_fault, bad_updates=state.bad_updates)
 
 
 def outstanding(plan: Plan, state: RunState) -> tuple[RunAction, ...]:
@@ -295,7 +295,8 @@ def _stop_asked(plan: Plan, state: RunState, event: StopAsked) -> Step:
 
 
 def _broken(plan: Plan, state: RunState, event: Broken) -> Step:
-    return _end(replace(state, our_fault=True), Outcome.FAILED, event.reason)
+    state = replace(state, our_fault=event.ours, bad_updates=not event.ours)
+    return _end(state, Outcome.FAILED, event.reason)
 
 
 _TABLE: Mapping[type, Callable[[Plan, RunState, Any], Step]] = {

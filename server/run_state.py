@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from atoll.aggregation.schedule import Joined, Schedule
 from atoll.server.round import Metrics, Round
-from atoll.wire.errors import RemoteError, Stale, TooFewSites, Unavailable
+from atoll.wire.errors import BadUpdate, RemoteError, Stale, TooFewSites, Unavailable
 
 
 class Phase(StrEnum):
@@ -74,6 +74,7 @@ class RunState:
     outcome: Outcome = Outcome.NONE
     reason: str = ""
     our_fault: bool = False  # it failed since the server could not go on, not for want of sites
+    bad_updates: bool = False  # it failed since no version could be made of its updates
     schedule: Any
     members: Mapping[str, Joined] = field(default_factory=dict)  # present ones, by site
     former: Mapping[str, Joined] = field(default_factory=dict)  # those that left and may come back
@@ -94,6 +95,10 @@ class RunState:
             if any((update.task, update.attempt) == (task, attempt) for update in round_.updates.values()):
                 return round_
         return None
+
+    def first_closing(self) -> Round | None:
+        """The round that is committed next; None where none is being closed."""
+        return min((r for r in self.rounds.values() if r.closing), key=lambda r: r.number, default=None)
 
     def settled_upto(self, site: str) -> int:
         """The last round of which this site's results, and those before it, are not needed any more."""
@@ -159,11 +164,14 @@ class EndRun:
     outcome: Outcome
     reason: str
     our_fault: bool = False
+    bad_updates: bool = False
 
     def error(self, run: str) -> RemoteError:
         """Why the run ended early, in the form that people and sites are told."""
         if self.our_fault:
             return Unavailable(self.reason, run=run)
+        if self.bad_updates:
+            return BadUpdate(self.reason, run=run)
         kind = TooFewSites if self.outcome is Outcome.FAILED else Stale
         return kind(self.reason, run=run)
 

@@ -25,7 +25,7 @@ from atoll.transport.staging import StagingPool, StagingSlot
 from atoll.transport.transfer import GRANT_METADATA_KEY, Checksums, Withdrawal, frames, receive
 from atoll.wire import control_pb2 as pb
 from atoll.wire import transfer_pb2
-from atoll.wire.errors import DiskFull, RemoteError, Stale, Unavailable, to_detail
+from atoll.wire.errors import DiskFull, LocalError, RemoteError, Stale, Unavailable, to_detail
 
 log = logging.getLogger(__name__)
 
@@ -122,13 +122,13 @@ class Transfers:
 
         Raises:
             Unknown: the version is not there.
-            Unavailable: the disk has no room to encode it.
+            Unavailable: it cannot be read, or the disk has no room to encode it.
         """
         try:
             source = await asyncio.to_thread(models.outgoing, version)
-        except DiskFull as error:
-            log.error("run %s: version %d waits for disk space: %s", run, version, error)
-            raise Unavailable(f"version {version} cannot be encoded: the server's disk is full", run=run) from None
+        except LocalError as error:
+            log.error("run %s: version %d cannot be sent: %s", run, version, error)
+            raise Unavailable(f"version {version} cannot be sent: {error}", run=run) from None
         subject = Subject(direction="down", run=run, version=version)
         self._table.ask(await self._download_ask(site, subject, source, offset))
         self._pump()

@@ -10,6 +10,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from atoll.aggregation.reducers.central import FLTrust
+from atoll.aggregation.reducers.reduction import Metrics
 from atoll.aggregation.reducers.spooled import Columns, SpoolingReducer, Updates
 from atoll.wire.errors import ConfigError
 from atoll.wire.job import Part, Strict
@@ -33,14 +35,21 @@ class Bucketing(SpoolingReducer):
         self.name = "bucketing"
         self.size = options.size
         self.inner: Any = build("reducer", options.inner.kind, options.inner.options)
-        if not isinstance(self.inner, SpoolingReducer) or isinstance(self.inner, Bucketing):
+        if not isinstance(self.inner, SpoolingReducer) or isinstance(self.inner, Bucketing | FLTrust):
             raise ConfigError(
                 f"strategy.reducer.inner.kind = {options.inner.kind!r}: bucketing works with reducers that look at "
-                "each update, such as krum, median or geometric_median",
+                "each update and know no site by name, such as krum, median or geometric_median",
                 key="strategy.reducer.inner.kind",
                 value=options.inner.kind,
             )
         self.fewest_updates = (self.inner.fewest_updates - 1) * self.size + 1
+
+    def mixed(self, num_updates: int) -> int:
+        smallest = num_updates % self.size or self.size
+        return int(self.inner.mixed(-(-num_updates // self.size))) * smallest
+
+    def check(self, site: str, metrics: Metrics) -> None:
+        self.inner.check(site, metrics)
 
     def columns(self, updates: Updates, seed: int) -> Columns:
         dealt = sorted(range(len(updates.sites)), key=lambda row: _lot(seed, updates.sites[row]))

@@ -6,10 +6,13 @@ updates whatever the number of iterations, and one more for the sum.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from atoll.aggregation.reducers.reduction import Metrics
 from atoll.aggregation.reducers.spooled import Columns, SpoolingReducer, Updates, linear
 from atoll.wire.errors import BadUpdate
 from atoll.wire.job import Strict
@@ -80,6 +83,9 @@ class FLTrust(SpoolingReducer):
         self.trusted = options.trusted
         self.fewest_updates = 2
 
+    def mixed(self, num_updates: int) -> int:
+        return 1  # the trusted one, where no other points its way
+
     def columns(self, updates: Updates, seed: int) -> Columns:
         if self.trusted not in updates.sites:
             raise BadUpdate(
@@ -103,8 +109,8 @@ class QFedAvg(SpoolingReducer):
     """Sites with a higher loss count more: q = 0 is the plain mean, and the larger q is, the fairer.
 
     With L = 1 / lr: x = sum_i F_i^q L x_i / sum_i (q F_i^(q-1) ||L x_i||^2 + L F_i^q) (Li et al. 2019,
-    arXiv:1905.10497, algorithm 2), where F_i is the mean training loss that site i reports. Memory: blocks; disk:
-    every update.
+    arXiv:1905.10497, algorithm 2), where F_i is the mean loss of site i's training (in the paper, of the base model before
+    it). Memory: blocks; disk: every update.
     """
 
     class Options(Strict):
@@ -115,19 +121,24 @@ class QFedAvg(SpoolingReducer):
         self.name = "qfedavg"
         self.options = options
 
+    def mixed(self, num_updates: int) -> int:
+        return num_updates if self.options.q == 0 else 1  # a site's loss may outweigh all others'
+
+    def check(self, site: str, metrics: Metrics) -> None:
+        total, count = metrics.get("loss", (math.nan, 1.0))
+        loss = total / count if count else math.nan
+        if self.options.q > 0 and not 0 < loss < math.inf:
+            raise BadUpdate(
+                f"reducer qfedavg weights by the training loss, and that of {site} is {loss}; it needs one above 0: "
+                "change the app's loss, or take another reducer",
+                field="loss",
+                value=loss,
+                bound="above 0",
+            )
+
     def columns(self, updates: Updates, seed: int) -> Columns:
         q, smoothness = self.options.q, 1.0 / self.options.lr
         losses_N = updates.losses_N
-        if q > 0 and not bool((torch.isfinite(losses_N) & (losses_N > 0)).all()):
-            place = int((~(torch.isfinite(losses_N) & (losses_N > 0))).nonzero()[0])
-            raise BadUpdate(
-                f"reducer qfedavg needs a training loss above 0 from every site; {updates.sites[place]} reported "
-                f"{losses_N[place].item()}",
-                site=updates.sites[place],
-                field="loss",
-                value=losses_N[place].item(),
-                bound="> 0",
-            )
         fair_N = losses_N.pow(q) if q > 0 else torch.ones_like(losses_N)
         squares_N = updates.products_NN.diagonal() * smoothness**2
         slope_N = q * losses_N.pow(q - 1) * squares_N if q > 0 else torch.zeros_like(losses_N)

@@ -25,6 +25,9 @@ class Median(SpoolingReducer):
     def __init__(self, options: Options) -> None:
         self.name = "median"
 
+    def mixed(self, num_updates: int) -> int:
+        return 2 - num_updates % 2
+
     def columns(self, updates: Updates, seed: int) -> Columns:
         def columns(values_NP: Tensor) -> Tensor:
             ordered_NP = values_NP.sort(dim=0).values
@@ -47,6 +50,9 @@ class TrimmedMean(SpoolingReducer):
     def __init__(self, options: Options) -> None:
         self.name = "trimmed_mean"
         self.fraction = options.fraction
+
+    def mixed(self, num_updates: int) -> int:
+        return num_updates - 2 * math.floor(self.fraction * num_updates)
 
     def columns(self, updates: Updates, seed: int) -> Columns:
         count = len(updates.sites)

@@ -35,6 +35,9 @@ class Krum(SpoolingReducer):
         self.faulty = options.faulty
         self.fewest_updates = 2 * options.faulty + 3
 
+    def mixed(self, num_updates: int) -> int:
+        return 1
+
     def columns(self, updates: Updates, seed: int) -> Columns:
         return linear(_chosen(updates, self.name, self.faulty, 1))
 
@@ -55,6 +58,9 @@ class MultiKrum(SpoolingReducer):
         self.faulty, self.select = options.faulty, options.select
         self.fewest_updates = max(2 * options.faulty + 3, (options.select or 0) + options.faulty)
 
+    def mixed(self, num_updates: int) -> int:
+        return self.select or num_updates - self.faulty
+
     def columns(self, updates: Updates, seed: int) -> Columns:
         select = self.select or len(updates.sites) - self.faulty
         return linear(_chosen(updates, self.name, self.faulty, select))
@@ -74,6 +80,9 @@ class Bulyan(SpoolingReducer):
         self.name = "bulyan"
         self.faulty = options.faulty
         self.fewest_updates = 4 * options.faulty + 3
+
+    def mixed(self, num_updates: int) -> int:
+        return num_updates - 4 * self.faulty
 
     def columns(self, updates: Updates, seed: int) -> Columns:
         count = len(updates.sites)

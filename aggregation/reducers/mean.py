@@ -31,6 +31,9 @@ class Mean:
         self.needs: Literal["sum", "all"] = "sum"
         self.fewest_updates = 1
 
+    def mixed(self, num_updates: int) -> int:
+        return num_updates
+
     def init(self, layout: UpdateLayout, terms: RoundTerms) -> Reduction:
         return RoundSum(layout, num_sites=terms.num_sites, max_weight=terms.max_weight, bound=terms.bound)
 
@@ -51,6 +54,9 @@ class NormBound:
         self.needs: Literal["sum", "all"] = "sum"
         self.fewest_updates = 1
         self.norm = options.norm
+
+    def mixed(self, num_updates: int) -> int:
+        return num_updates
 
     def init(self, layout: UpdateLayout, terms: RoundTerms) -> Reduction:
         return _BoundedSum(self.norm, layout, terms)

@@ -45,8 +45,21 @@ class Reduction(Protocol):
     @property
     def sum_weights(self) -> int: ...
 
-    def check(self, payload: Buffer, weight: int, *, site: str = "", round: int = 0, crc32: int | None = None) -> None:
-        """Returns where the update can be folded; changes nothing. Raises BadUpdate."""
+    def check(
+        self,
+        payload: Buffer,
+        weight: int,
+        *,
+        site: str = "",
+        round: int = 0,
+        crc32: int | None = None,
+        metrics: Metrics = NO_METRICS,
+    ) -> None:
+        """Returns where the update, with the metrics that came with it, can be folded; changes nothing.
+
+        Raises:
+            BadUpdate: names tensor or metric, value and bound.
+        """
         ...
 
     def fold(
@@ -107,6 +120,10 @@ class Reducer(Protocol):
     @property
     def fewest_updates(self) -> int:
         """Updates without which it promises nothing; a job whose rounds may close with fewer is refused."""
+        ...
+
+    def mixed(self, num_updates: int) -> int:
+        """Updates that are mixed, at least, in every value of what it makes of so many: what sites are promised."""
         ...
 
     def init(self, layout: UpdateLayout, terms: RoundTerms) -> Reduction:

@@ -67,6 +67,10 @@ class Updates(Protocol):
 class Combination(Protocol):
     """A robust reducer's formula."""
 
+    def check(self, site: str, metrics: Metrics) -> None:
+        """Returns where an update with these metrics can be combined. Raises BadUpdate."""
+        ...
+
     def columns(self, updates: Updates, seed: int) -> Columns:
         """How the values of one coordinate combine.
 
@@ -85,6 +89,13 @@ class SpoolingReducer:
     name: str
     needs: Literal["sum", "all"] = "all"
     fewest_updates: int = 1
+
+    def mixed(self, num_updates: int) -> int:
+        """All of them, unless a formula says otherwise."""
+        return num_updates
+
+    def check(self, site: str, metrics: Metrics) -> None:
+        """Nothing but the update itself is looked at, unless a formula says otherwise."""
 
     def columns(self, updates: Updates, seed: int) -> Columns:
         raise NotImplementedError
@@ -122,8 +133,18 @@ class Spooled:
     def sum_weights(self) -> int:
         return sum(kept.weight for kept in self._kept.values())
 
-    def check(self, payload: Buffer, weight: int, *, site: str = "", round: int = 0, crc32: int | None = None) -> None:
+    def check(
+        self,
+        payload: Buffer,
+        weight: int,
+        *,
+        site: str = "",
+        round: int = 0,
+        crc32: int | None = None,
+        metrics: Metrics = NO_METRICS,
+    ) -> None:
         """Returns where the update can be folded; see `check_update`. Raises BadUpdate."""
+        self._combination.check(site, metrics)
         terms = Terms(max_weight=self._terms.max_weight, bound=self._terms.bound)
         check_update(self.layout, terms, payload, weight, site=site, round=round, crc32=crc32)
 

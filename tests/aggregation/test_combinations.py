@@ -131,7 +131,7 @@ def one_round(strategy: Strategy) -> bytes:
     for seed, site in enumerate(dispatch.sites, start=1):
         use(strategy)
         payload = encoded(layout, base, random_state(manifest, seed), site=site, bound=BOUND)
-        total.check(payload, seed)
+        total.check(payload, seed, metrics={"loss": (1.0 * seed, 1.0)})
         state, actions = strategy.schedule.on(state, Accepted(site=site, round=1, base_version=0, weight=seed))
         total.fold(site, payload, seed, {"loss": (1.0 * seed, 1.0)})
     assert any(isinstance(action, Close) for action in actions)
@@ -231,6 +231,14 @@ REASONS = [
         "compares updates, which no discount makes comparable; take the reducer mean or norm_bound",
     ),
     (
+        ("strategy.schedule", "strategy.reducer"),
+        combined(
+            schedule=build("schedule", "rounds", {"fraction": 0.5}),
+            reducer=build("reducer", "fltrust", {"trusted": "a"}),
+        ),
+        "the trusted site has to be in every round, and this schedule draws some of the sites; set fraction = 1",
+    ),
+    (
         ("strategy.codec", "strategy.reducer"),
         combined(codec=Sparse()),
         "sums of this codec's values mean nothing; take an additive codec",
@@ -278,3 +286,11 @@ def test_a_reducer_that_needs_more_than_a_round_may_have_is_refused_with_both_nu
     with pytest.raises(ConfigError, match=r"'rounds of at least 6 updates' with .* 'krum of at least 7 updates'"):
         resolve(parse_job({**job_, "strategy": table}))
     resolve(parse_job({**job_, "strategy": {**table, "schedule": {"kind": "rounds", "min": 8, "quorum": 7}}}))
+
+
+def test_a_trusted_site_has_to_be_among_those_of_the_job() -> None:
+    job_ = {"name": "x", "app": "x", "rounds": 1, "sites": ["a", "b"]}
+    table = {"job": job_, "strategy": {"reducer": {"kind": "fltrust", "trusted": "c"}}}
+    with pytest.raises(ConfigError, match=r"strategy\.reducer\.trusted = 'c' is not one of job\.sites: a, b"):
+        resolve(parse_job(table))
+    resolve(parse_job({**table, "job": {**job_, "sites": ["a", "b", "c"]}}))

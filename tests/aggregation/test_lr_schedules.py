@@ -10,8 +10,9 @@ import torch
 
 from atoll.aggregation.lr_schedules import SCHEDULES, LearningRate
 from atoll.aggregation.parts import build
+from atoll.aggregation.strategy import resolve
 from atoll.wire.errors import ConfigError
-from atoll.wire.job import Part
+from atoll.wire.job import Part, parse_job
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "step": {"step_size": 3, "gamma": 0.5},
@@ -93,3 +94,21 @@ def test_bad_schedules_name_what_is_wrong(schedule: dict[str, Any], words: list[
     assert caught.value.key == "strategy.optimizer.lr_schedule"
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rate"),
+    [
+        ({"kind": "adam", "lr_schedule": {"kind": "step", "step_size": 5, "gamma": -1}}, "version 6 would be -0.01"),
+        ({"kind": "sgd", "lr_schedule": {"kind": "cosine", "T_max": 10, "eta_min": -1}}, "would be -"),
+        ({"kind": "sgd", "lr_schedule": {"kind": "exponential", "gamma": 1e300}}, "would be inf"),
+    ],
+)
+def test_a_rate_that_goes_wrong_in_a_later_round_is_refused_when_the_job_is_read(
+    optimizer: dict[str, Any], rate: str
+) -> None:
+    job = {"name": "x", "app": "x", "rounds": 9}
+    with pytest.raises(ConfigError, match=rate) as caught:
+        resolve(parse_job({"job": job, "strategy": {"optimizer": optimizer}}))
+    assert caught.value.key == "strategy.optimizer.lr_schedule"
+    resolve(parse_job({"job": {**job, "rounds": 2}, "strategy": {"optimizer": {"kind": "sgd"}}}))

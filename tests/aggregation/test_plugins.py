@@ -29,6 +29,9 @@ class Tripled:
         self.name, self.times = "tripled", options.times
         self.needs, self.fewest_updates = "sum", 1
 
+    def mixed(self, num_updates):
+        return num_updates
+
     def init(self, layout, terms):
         return Mean(Mean.Options()).init(layout, terms)
 

@@ -42,8 +42,9 @@ def combined(kind: str, options: dict[str, Any], updates: dict[str, bytes]) -> V
     terms = RoundTerms(num_sites=len(updates), max_weight=max(WEIGHTS.values()), bound=BOUND, seed=SEED)
     reduction = build("reducer", kind, options).init(LAYOUT, terms)
     for site, payload in updates.items():
-        reduction.check(payload, WEIGHTS[site])
-        reduction.fold(site, payload, WEIGHTS[site], {"loss": (4 * LOSSES[site], 4.0)})
+        metrics = {"loss": (4 * LOSSES[site], 4.0)}
+        reduction.check(payload, WEIGHTS[site], metrics=metrics)
+        reduction.fold(site, payload, WEIGHTS[site], metrics)
     result: Vector = whole_mean(reduction).numpy()
     return result
 
@@ -220,12 +221,43 @@ def test_too_few_survivors_are_an_error_and_never_the_mean(
         combined(kind, options, payloads(SITES[:num_sites]))
 
 
-def test_a_site_without_a_loss_cannot_be_weighted_by_it() -> None:
+@pytest.mark.parametrize("metrics", [{}, {"loss": (0.0, 4.0)}, {"loss": (1.0, 0.0)}, {"loss": (-1.0, 1.0)}])
+def test_an_update_without_a_loss_above_0_is_refused_when_it_comes(metrics: dict[str, tuple[float, float]]) -> None:
+    """So that it costs its own task and not the run."""
     terms = RoundTerms(num_sites=1, max_weight=9, bound=BOUND)
-    reduction = build("reducer", "qfedavg", {"lr": 0.1}).init(LAYOUT, terms)
-    reduction.fold("site-0", payloads(("site-0",))["site-0"], 1)
-    with pytest.raises(BadUpdate, match="site-0 reported nan"):
-        whole_mean(reduction)
+    payload = payloads(("site-0",))["site-0"]
+    for kind, options in (("qfedavg", {"lr": 0.1}), ("bucketing", {"inner": {"kind": "qfedavg", "lr": 0.1}})):
+        with pytest.raises(BadUpdate, match=r"training loss, and that of site-0 is .* change the app's loss") as caught:
+            build("reducer", kind, options).init(LAYOUT, terms).check(payload, 1, site="site-0", metrics=metrics)
+        assert caught.value.field == "loss"
+    build("reducer", "qfedavg", {"lr": 0.1, "q": 0.0}).init(LAYOUT, terms).check(payload, 1, metrics=metrics)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "of_8", "of_9"),
+    [
+        ("mean", {}, 8, 9),
+        ("norm_bound", {"norm": 1.0}, 8, 9),
+        ("median", {}, 2, 1),
+        ("trimmed_mean", {"fraction": 0.25}, 4, 5),
+        ("krum", {"faulty": 1}, 1, 1),
+        ("multi_krum", {"faulty": 2}, 6, 7),
+        ("multi_krum", {"faulty": 2, "select": 3}, 3, 3),
+        ("bulyan", {"faulty": 1}, 4, 5),
+        ("geometric_median", {}, 8, 9),
+        ("centered_clipping", {"radius": 1.0}, 8, 9),
+        ("fltrust", {"trusted": "a"}, 1, 1),
+        ("qfedavg", {"lr": 0.1}, 1, 1),
+        ("qfedavg", {"lr": 0.1, "q": 0.0}, 8, 9),
+        ("bucketing", {"size": 2, "inner": {"kind": "krum", "faulty": 0}}, 2, 1),
+        ("bucketing", {"size": 2, "inner": {"kind": "geometric_median"}}, 8, 5),
+    ],
+)
+def test_sites_are_promised_no_more_than_what_is_mixed(
+    kind: str, options: dict[str, Any], of_8: int, of_9: int
+) -> None:
+    reducer = build("reducer", kind, options)
+    assert (reducer.mixed(8), reducer.mixed(9)) == (of_8, of_9)
 
 
 @pytest.mark.parametrize(
@@ -243,6 +275,7 @@ def test_a_site_without_a_loss_cannot_be_weighted_by_it() -> None:
         ("fltrust", {"trusted": ""}, "strategy.reducer.trusted"),
         ("bucketing", {"size": 0, "inner": {"kind": "median"}}, "strategy.reducer.size"),
         ("bucketing", {"inner": {"kind": "mean"}}, "strategy.reducer.inner.kind"),
+        ("bucketing", {"inner": {"kind": "fltrust", "trusted": "a"}}, "strategy.reducer.inner.kind"),
         ("bucketing", {"inner": {"kind": "bucketing", "inner": {"kind": "median"}}}, "strategy.reducer.inner.kind"),
     ],
 )

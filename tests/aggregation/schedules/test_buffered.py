@@ -56,7 +56,8 @@ def dispatch(round: int, *sites: str, carried: Sequence[str] = (), room: int = 3
 
 def play(schedule: Buffered, events: Sequence[Event], *, num_rounds: int = 3) -> tuple[BufferedState, list[Action]]:
     """The last state, and what the last event led to, but for timers."""
-    state, actions = schedule.init(num_rounds=num_rounds, seed=0), []
+    state = schedule.init(num_rounds=num_rounds, seed=0)
+    actions: list[Action] = []
     for event in events:
         state, wanted = schedule.on(state, event)
         actions = [action for action in wanted if not isinstance(action, SetTimer)]

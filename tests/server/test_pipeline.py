@@ -1,4 +1,4 @@
-"""A stale update on the path: its values are discounted, its weight is not, and nothing else changes."""
+"""The path of an update in an asynchronous run, and what a run's folder holds of a process that was killed."""
 
 from __future__ import annotations
 
@@ -54,3 +54,30 @@ def test_values_are_discounted_by_the_versions_between(tmp_path: Path) -> None:
         wanted = base["w"] + (3 * fresh + 5 * stale / 4) / 8
         assert (found - wanted).abs().max() < 1e-12
         assert not torch.allclose(found, base["w"] + (3 * fresh + 5 * stale) / 8)
+
+
+def test_the_first_update_of_a_round_may_come_before_the_round_is_opened(tmp_path: Path) -> None:
+    """A carried task belongs to the next round at once; that its sum is ready is said a little later."""
+    strategy = resolve(parse_job({"job": {"name": "a", "app": "a", "rounds": 9}, "strategy": {"kind": "fedbuff"}}))
+    pipeline = Pipeline(
+        run="run", strategy=strategy, seed=0, manifest=MANIFEST, models=RunModels(tmp_path, "run", MANIFEST)
+    )
+    layout = update_layout(MANIFEST, strategy.codec, strategy.buffers)
+    payload = memoryview(encoded(layout, random_state(MANIFEST, 0), random_state(MANIFEST, 1)))
+    round_ = Round(number=2, base_version=1, asked={}, max_weight=9, room=3).carrying("c", 1, 0)
+    pipeline.check(round_, "c", 5, payload)
+    round_ = round_.accepted("c", Update(task="r1.c", attempt=1, weight=5, metrics={}))
+    pipeline.fold(round_, "c", 5, payload)
+    pipeline.open_round(round_)
+    assert pipeline.lacks(round_) == ()
+
+
+def test_what_a_killed_server_left_half_made_or_unsynced_is_removed(tmp_path: Path) -> None:
+    models = RunModels(tmp_path, "run", MANIFEST)
+    models.prepare()
+    with models.create(1, {}) as out:
+        write_state(MANIFEST, random_state(MANIFEST, 0), out)
+    for name in (".2.safetensors.0a1b2c3d.draft", "1.draft", "1.download"):
+        (tmp_path / "run" / name).write_bytes(bytes(9))
+    RunModels(tmp_path, "run", MANIFEST).prepare()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["1.safetensors"]
