@@ -97,7 +97,7 @@ def test_the_same_kind_keeps_what_the_composition_says() -> None:
         ({"codec": {"kind": "int9"}}, "strategy.codec.kind", "int9", "did you mean 'int8'"),
         ({"reducer": {"kind": "medial"}}, "strategy.reducer.kind", "medial", "median"),
         ({"schedule": {"kind": "rouds"}}, "strategy.schedule.kind", "rouds", "did you mean 'rounds'"),
-        ({"optimizer": {"kind": "lamb"}}, "strategy.optimizer.kind", "lamb", "known: .*adam"),
+        ({"optimizer": {"kind": "novel"}}, "strategy.optimizer.kind", "novel", "known: .*adam"),
         ({"rule": {"kind": "scaffold"}}, "strategy.rule.kind", "scaffold", "known: fedprox, none"),
         ({"schedule": {"kind": "rounds", "fraction": 0}}, "strategy.schedule.fraction", "0", "wanted more than 0"),
         (

@@ -86,6 +86,7 @@ def install_reducer(folder: Path) -> None:
         "from atoll.aggregation.reducers.mean import Mean\n\n"
         "class Chooses(Mean):\n"
         "    def __init__(self, options: Mean.Options) -> None:\n"
+        "        super().__init__(options)\n"
         '        self.name, self.needs = "chooses", "all"\n'
     )
     info = folder / "trial_parts-1.0.dist-info"
