@@ -2,6 +2,7 @@
 
 `source["path"]` is the site's npz file; `source["fault"]` may name a file whose text says what goes wrong there:
 raise, nan, huge, die, slow SECONDS; raise-at STEP (counted over all rounds); await PATH, until the file is there;
+pace FOLDER, each step until a file with its number (counted over all rounds) is there;
 meet FOLDER NUMBER, until so many workers train at once; build CHANGE, or turn CHANGE while training, to a model whose
 last bias has another name, shape or dtype. Without the file the app behaves. `source["opened"]` may name a file in
 which each call of `data` is a line, with the split and the worker's process id.
@@ -74,6 +75,8 @@ class Trial(atoll.App):
                 raise RuntimeError("this batch cannot be learnt")
             case ["await", path]:
                 wait_for(Path(path).exists, path)
+            case ["pace", folder]:
+                wait_for((Path(folder) / str(self.num_steps)).exists, f"{self.num_steps} in {folder}")
             case ["meet", folder, number]:
                 (Path(folder) / str(os.getpid())).touch()
                 wait_for(lambda: len(list(Path(folder).iterdir())) >= int(number), f"{number} workers in {folder}")
