@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         machine = f"{os.cpu_count()} cores, {platform.machine()}"
         print(json.dumps({"app": options.app, "alpha": options.alpha, **report.record(outcome), "machine": machine}))
     else:
-        print("\n".join(report.lines(outcome)))
+        print("\n".join(report.lines(outcome, rounds=not sys.stdout.isatty())))
 
 
 if __name__ == "__main__":

@@ -45,4 +45,4 @@ def demo(
     if as_json:
         print_json(report.record(outcome))
     else:
-        print("\n".join(report.lines(outcome)))
+        print("\n".join(report.lines(outcome, rounds=not sys.stdout.isatty())))

@@ -75,7 +75,7 @@ class RunModels:
         """
         if not self.has(version):
             raise Unknown(
-                f"run {self._run} has no model version {version} on disk: only the newest are kept",
+                f"run {self._run} has no model version {version} on disk: only the newest are kept, and version 0",
                 run=self._run,
                 field="version",
                 value=version,
@@ -118,10 +118,13 @@ class RunModels:
         )
 
     def prune(self, keep: Collection[int]) -> None:
-        """Remove every version that is not in `keep`, with its optimizer state."""
+        """Remove every version that is not in `keep`, with its optimizer state and its encoded form.
+
+        Version 0, what the run began from, stays in full: later models are compared with it.
+        """
         for path in self._folder.iterdir():
             stem = path.name.split(".", 1)[0]
-            if stem.isdigit() and int(stem) not in keep:
+            if stem.isdigit() and int(stem) not in keep and path != self.path(0):
                 path.unlink(missing_ok=True)
 
     def remove(self) -> None:

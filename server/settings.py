@@ -65,7 +65,7 @@ class LimitsSection(Strict):
     max_frame_bytes: int = Field(default=4 << 20, ge=64 << 10, le=4 << 20)
     max_model_bytes: int = Field(default=64 * _GIB, ge=1, le=1 << 48)
     max_open_runs: int = Field(default=64, ge=1, le=100_000)  # queued and running; more are refused with advice
-    keep_versions: int = Field(default=3, ge=1)  # committed model versions of a run kept on disk
+    keep_versions: int = Field(default=3, ge=1)  # newest model versions of a run kept on disk, beside version 0
     drain_s: Seconds = 30.0  # time for streams to end in order on SIGTERM
 
     @model_validator(mode="after")

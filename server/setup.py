@@ -52,7 +52,7 @@ database = "{database}"
 # max_frame_bytes = 4194304      # bytes of one frame on the wire; at most 4 MiB
 # max_model_bytes = 68719476736  # bytes of a model that a researcher may submit
 # max_open_runs   = 64           # runs queued and running at once
-# keep_versions   = 3            # newest model versions of a run that stay on disk
+# keep_versions   = 3            # newest model versions of a run that stay on disk, beside version 0
 # drain_s         = 30           # seconds that calls have to end on SIGTERM
 
 # This server as one site of another federation, for all sites of its own: a tree (docs/trees.md).

@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -175,20 +175,24 @@ def tls_options(address: str, environment: Mapping[str, str] | None = None) -> O
     """Options of a TLS channel to `address`: limits, the server's name, and the proxy.
 
     gRPC itself reads `grpc_proxy`, `https_proxy`, `http_proxy`, `no_grpc_proxy` and `no_proxy` in lower case. Many
-    machines set HTTPS_PROXY and NO_PROXY alone, so these are used where no lower-case name is set. Loopback never
-    goes through a proxy.
+    machines set HTTPS_PROXY or NO_PROXY, so each of these is used where no lower-case name says the same. Loopback
+    never goes through a proxy.
     """
     options = (*_SHARED, ("grpc.ssl_target_name_override", SERVER_NAME))
     if is_loopback(address):
         return (*options, ("grpc.enable_http_proxy", 0))
     environment = os.environ if environment is None else environment
-    if any(environment.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy")):
-        return options
-    proxy = environment.get("HTTPS_PROXY", "")
-    direct = [entry.strip().lstrip(".") for entry in environment.get("NO_PROXY", "").split(",") if entry.strip()]
-    if not proxy or any(entry == "*" or f".{_host(address)}".endswith(f".{entry}") for entry in direct):
-        return options
-    return (*options, ("grpc.http_proxy", proxy))
+    proxy = _unless(("grpc_proxy", "https_proxy", "http_proxy"), "HTTPS_PROXY", environment)
+    exceptions = _unless(("no_grpc_proxy", "no_proxy"), "NO_PROXY", environment)
+    direct = [entry.strip().lstrip(".") for entry in exceptions.split(",") if entry.strip()]
+    if any(entry == "*" or f".{_host(address)}".endswith(f".{entry}") for entry in direct):
+        return (*options, ("grpc.enable_http_proxy", 0))
+    return (*options, ("grpc.http_proxy", proxy)) if proxy else options
+
+
+def _unless(read_by_grpc: Sequence[str], name: str, environment: Mapping[str, str]) -> str:
+    """A variable that gRPC does not read; "" where one is set that it reads and that says the same."""
+    return "" if any(environment.get(other) for other in read_by_grpc) else environment.get(name, "")
 
 
 def _host(address: str) -> str:

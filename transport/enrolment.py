@@ -46,13 +46,15 @@ from atoll.transport.identity import (
 from atoll.wire import enrolment_pb2 as pb
 from atoll.wire import enrolment_pb2_grpc as rpc
 from atoll.wire.errors import BadToken, IdentityError, Malformed, RemoteError, Stranger, TooLarge, Unavailable, from_rpc
-from atoll.wire.names import check_site_name
+from atoll.wire.names import check_organisation, check_site_name
 
 SITE_ROLES = frozenset({"site"})
 USER_ROLES = frozenset({"researcher", "reader", "operator"})
 
 SECRET_BYTES = 32
 TOKEN_CHARACTERS = 8192  # a token with the CA's certificate has about 1,000
+ADDRESS_CHARACTERS = 261  # a host name of 255, a colon, a port
+CERTIFICATE_BYTES = 16 << 10  # one that Atoll issues has about 600
 CSR_BYTES = 4096  # a P-256 request has about 250
 ENROL_TIMEOUT_S = 30.0
 
@@ -79,6 +81,7 @@ def decode_token(text: str) -> pb.EnrolmentToken:
         token = pb.EnrolmentToken.FromString(base64.b64decode(body + "=" * (-len(body) % 4), b"-_", validate=True))
         x509.load_der_x509_certificate(token.ca_certificate)
         whole = len(token.secret) == SECRET_BYTES and len(token.federation_fingerprint) == 32 and token.role in ROLES
+        whole = whole and max(len(token.address), len(token.enrolment_address)) <= ADDRESS_CHARACTERS
         check_site_name(token.name, "name")
         check_site_name(token.federation, "federation")
     except (binascii.Error, DecodeError, ValueError, Malformed):
@@ -105,6 +108,7 @@ def enrol(token: str, folder: Path, *, roles: Collection[str]) -> Identity:
     Raises:
         BadToken: damaged, wrong, used, expired, or for another command.
         Stranger: the server is not the one that the token names.
+        Malformed, TooLarge: it answers with a certificate or an organisation that is none.
         Unavailable: nobody answers at the token's address.
         IdentityError: `folder` holds another identity.
         DiskFull, LocalError: the folder cannot be written.
@@ -118,6 +122,8 @@ def enrol(token: str, folder: Path, *, roles: Collection[str]) -> Identity:
     request = enrolment_request(ticket.name, ticket.secret, tls_key, signing_key)
     reply = _call_enrol(ticket, request)
     _check_federation(ticket, reply)
+    if reply.organisation:
+        check_organisation(reply.organisation)
     certificate = _check_certificate(reply.certificate, reply.ca_certificate, tls_key, expected_uri(ticket))
     identity = Identity(
         name=ticket.name,
@@ -291,6 +297,10 @@ def _check_federation(ticket: pb.EnrolmentToken, reply: pb.EnrolReply) -> None:
 
 def _check_certificate(der: bytes, ca_der: bytes, key: ec.EllipticCurvePrivateKey, uri: str) -> x509.Certificate:
     """The certificate that a server made for `key`, when it says what was asked for and runs now."""
+    if len(der) > CERTIFICATE_BYTES:
+        raise TooLarge(
+            "the server's certificate is too large", field="certificate", value=len(der), bound=CERTIFICATE_BYTES
+        )
     try:
         certificate = x509.load_der_x509_certificate(der)
         certificate.verify_directly_issued_by(x509.load_der_x509_certificate(ca_der))

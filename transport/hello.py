@@ -6,12 +6,13 @@ ignored, so whatever an older peer may not understand is a feature, and whatever
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from atoll import __version__
 from atoll.wire.control_pb2 import Capacity, Hello, TaskKey, Welcome
 from atoll.wire.errors import Incompatible, Malformed, TooLarge
+from atoll.wire.names import check_site_name
 
 PROTOCOL_MIN, PROTOCOL_MAX = 1, 1
 # A site that is a region says this, a server that can add a region's partial sums does (docs/trees.md).
@@ -22,6 +23,9 @@ MAX_FEATURES = 256
 MAX_FEATURE_CHARACTERS = 64
 MAX_LABELS = 32
 MAX_LABEL_CHARACTERS = 63
+MAX_SOFTWARE_CHARACTERS = 128  # "atoll 0.1.0" with room for what a packager adds
+MAX_RUNS_AT_ONCE = 64  # as site.toml takes it
+RUN_ID_CHARACTERS, TASK_ID_CHARACTERS = 26, 96  # as wire/names.py has them
 MAX_LISTED = 100_000  # runs, tasks or updates in one Hello: far above any site, far below the 4 MB of a message
 
 
@@ -67,7 +71,7 @@ def choose(hello: Hello, ours: Abilities = OURS) -> tuple[int, tuple[str, ...]]:
     Raises:
         Incompatible: there is no such version; says which end to upgrade.
         Malformed: the range is upside down, or the capacity is out of bounds.
-        TooLarge: more features, labels, runs or tasks than any site has.
+        TooLarge: more features, labels, runs or tasks than any site has, or longer names.
     """
     _check_hello(hello)
     protocol = min(hello.protocol_max, ours.protocol_max)
@@ -104,8 +108,11 @@ def check_welcome(welcome: Welcome, ours: Abilities = OURS) -> tuple[int, tuple[
 
     Raises:
         Incompatible: the server chose a version that this site does not speak.
-        Malformed: no time between heartbeats, or a lease that is not longer than it.
+        Malformed: no time between heartbeats, a lease that is not longer than it, or a federation without a name.
+        TooLarge: more features than any server has, or longer texts.
     """
+    check_site_name(welcome.federation, "federation")
+    _check_texts(welcome.features, welcome.server_software)
     if not ours.protocol_min <= welcome.protocol <= ours.protocol_max:
         raise Incompatible(
             f"the server ({welcome.server_software[:40]!r}) chose protocol {welcome.protocol}, this site speaks "
@@ -149,21 +156,41 @@ def _check_hello(hello: Hello) -> None:
             value=hello.protocol_min,
             bound=f"1 to {hello.protocol_max}",
         )
-    if hello.capacity.runs_at_once < 1:
+    runs_at_once = hello.capacity.runs_at_once
+    if not 1 <= runs_at_once <= MAX_RUNS_AT_ONCE:
         raise Malformed(
-            "a site works on at least 1 run at once", field="capacity.runs_at_once", value=0, bound="at least 1"
+            f"a site works on 1 to {MAX_RUNS_AT_ONCE} runs at once, not {runs_at_once}: correct its site.toml",
+            field="capacity.runs_at_once",
+            value=runs_at_once,
+            bound=f"1 to {MAX_RUNS_AT_ONCE}",
         )
-    _check_count("features", len(hello.features), MAX_FEATURES)
+    _check_texts(hello.features, hello.software)
     _check_count("capacity.labels", len(hello.capacity.labels), MAX_LABELS)
     _check_count("held_updates", len(hello.held_updates), MAX_LISTED)
     _check_count("open_tasks", len(hello.open_tasks), MAX_LISTED)
     _check_count("joined_runs", len(hello.joined_runs), MAX_LISTED)
-    for feature in hello.features:
-        _check_count("features", len(feature), MAX_FEATURE_CHARACTERS)
+    for run in hello.joined_runs:
+        _check_count("joined_runs", len(run), RUN_ID_CHARACTERS)
+    for field, keys in (("held_updates", hello.held_updates), ("open_tasks", hello.open_tasks)):
+        for key in keys:
+            _check_count(field, len(key.run), RUN_ID_CHARACTERS)
+            _check_count(field, len(key.task), TASK_ID_CHARACTERS)
     for pair in hello.capacity.labels.items():
         _check_count("capacity.labels", max(map(len, pair)), MAX_LABEL_CHARACTERS)
 
 
+def _check_texts(features: Sequence[str], software: str) -> None:
+    _check_count("features", len(features), MAX_FEATURES)
+    for feature in features:
+        _check_count("features", len(feature), MAX_FEATURE_CHARACTERS)
+    _check_count("software", len(software), MAX_SOFTWARE_CHARACTERS)
+
+
 def _check_count(field: str, found: int, bound: int) -> None:
     if found > bound:
-        raise TooLarge(f"hello: {field}: {found} is over the limit of {bound}", field=field, value=found, bound=bound)
+        raise TooLarge(
+            f"the peer's first message: {field}: {found} is over the limit of {bound}",
+            field=field,
+            value=found,
+            bound=bound,
+        )

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 MESSAGE_CHARACTERS = 2000  # a screenful; longer texts are cut, since they may carry what an app printed
 VALUE_CHARACTERS = 200
+SITE_CHARACTERS, RUN_CHARACTERS = 63, 26  # as wire/names.py has them
+FIELD_CHARACTERS = 512  # the name of a tensor fits
 
 
 class AtollError(Exception):
@@ -99,7 +101,8 @@ class RemoteError(AtollError):
         bound: object = "",
     ) -> None:
         super().__init__(message[:MESSAGE_CHARACTERS])
-        self.site, self.run, self.round, self.field = site, run, round, field
+        self.site, self.run, self.round = site[:SITE_CHARACTERS], run[:RUN_CHARACTERS], round
+        self.field = field[:FIELD_CHARACTERS]
         self.value, self.bound = str(value)[:VALUE_CHARACTERS], str(bound)[:VALUE_CHARACTERS]
 
     @property

@@ -20,10 +20,15 @@ def record(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def lines(outcome: Outcome) -> list[str]:
-    """The chart, the comparison, and where everything lies."""
+def lines(outcome: Outcome, *, rounds: bool) -> list[str]:
+    """The chart, the comparison, and where everything lies.
+
+    Args:
+        rounds: the table of rounds before all that; a terminal has it already, from the live view of the run.
+    """
     federated, central = outcome.test_accuracy, outcome.central_accuracy
     told = [
+        *(["", *outcome.told] if rounds else []),
         "",
         *draw(list(outcome.accuracies.values()), central),
         "",

@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
@@ -37,7 +37,8 @@ class Outcome:
 
     cast: Cast
     run: Mapping[str, Any]  # as `atoll status RUN --json` prints it
-    accuracies: Mapping[int, float]  # of the whole test set, by round; a busy machine may skip rounds, never the last
+    told: Sequence[str]  # lines of `atoll status RUN`: the table of its rounds
+    accuracies: Mapping[int, float]  # at the server, of the whole test set, by round; a busy machine may skip rounds
     central_accuracy: float  # of the same model, trained as long with all data in one place
     seconds: float  # of everything, set-up included
     model: Path
@@ -80,7 +81,8 @@ def show(cast: Cast, *, rounds: int | None, out: Path, notice: Callable[[str], N
         job_path = _write_job(stage, rounds)
         notice("submitting the job; models and updates go over mutual TLS, data stays where it is")
         run = _follow_run(stage, crew, job_path, screen)
-        accuracies = _accuracies(run)
+        told = crew.ask("status", atoll_command("status", run["run"], "--home", stage.researcher)).splitlines()
+        accuracies = accuracies_at_server(run)
         model = _export(stage, crew, run["run"], out / MODEL_FILE)
         notice("for comparison: training the same model with all data in one place")
         central = _train_centrally(stage, crew, job_path)
@@ -89,6 +91,7 @@ def show(cast: Cast, *, rounds: int | None, out: Path, notice: Callable[[str], N
     return Outcome(
         cast=cast,
         run=run,
+        told=told,
         accuracies=accuracies,
         central_accuracy=central,
         seconds=time.monotonic() - began_s,
@@ -103,16 +106,20 @@ def _follow_run(stage: Stage, crew: Crew, job: Path, screen: IO[str]) -> dict[st
     return run
 
 
-def _accuracies(run: Mapping[str, Any]) -> dict[int, float]:
-    """Accuracy by round: at the server on the whole test set, or at the sites, whose shares are the whole set too."""
-    found = {}
-    for entry in run["rounds"]:
-        judged = [entry[where].get("accuracy") for where in ("server", "evaluate")]
-        if values := [value for value in judged if value is not None]:
-            found[entry["round"]] = values[0]
-    if run["num_rounds"] not in found:
-        raise DemoFailed(f"run {run['run']} ended without an evaluation of its last version")
-    return found
+def accuracies_at_server(run: Mapping[str, Any]) -> dict[int, float]:
+    """Accuracy by round as the server found it, on the whole test set.
+
+    Args:
+        run: as `atoll status RUN --json` prints it.
+
+    Raises:
+        DemoFailed: it has not judged the last version, whatever the sites say of it.
+    """
+    found = {entry["round"]: entry["server"].get("accuracy") for entry in run["rounds"]}
+    known = {number: accuracy for number, accuracy in found.items() if accuracy is not None}
+    if run["num_rounds"] not in known:
+        raise DemoFailed(f"run {run['run']} ended without an evaluation of its last version at the server")
+    return known
 
 
 def _export(stage: Stage, crew: Crew, run: str, out: Path) -> Path:

@@ -70,6 +70,87 @@ class Bare:
 fedthrice = Composition(summary="Thrice.", parts={"reducer": {"kind": "tripled", "times": 4}})
 '''
 
+WORKING = '''
+import torch
+from pydantic import Field
+from atoll.aggregation.codecs.casts import BFLOAT16
+from atoll.aggregation.schedules.rounds import Rounds
+from atoll.aggregation.server_optimizers import initial_state
+from atoll.wire.job import Strict
+
+
+class Clipped:
+    """The local step, shortened to a length; as docs/strategies.md has it."""
+
+    class Options(Strict):
+        most: float = Field(gt=0)
+
+    def __init__(self, options):
+        self.name, self.most = "clipped", options.most
+
+    def begin(self, model):
+        pass
+
+    def before_step(self, model):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), self.most)
+
+    def after_step(self, model):
+        pass
+
+    def end(self, model):
+        pass
+
+
+class Once:
+    """One synchronous round, whatever the job says."""
+
+    class Options(Strict):
+        min: int = 1
+
+    def __init__(self, options):
+        self._rounds = Rounds(Rounds.Options(min=options.min))
+        self.min_sites = self.fewest_updates = options.min
+
+    def init(self, *, num_rounds, seed):
+        return self._rounds.init(num_rounds=1, seed=seed)
+
+    def on(self, state, event):
+        return self._rounds.on(state, event)
+
+
+class Signs:
+    """Every parameter moves by the same step, in the direction of the difference."""
+
+    class Options(Strict):
+        lr: float = 0.5
+
+    def __init__(self, options):
+        self.name, self.lr = "signs", options.lr
+
+    def precision(self, *, wide):
+        return torch.float64 if wide else torch.float32
+
+    def init(self, layout):
+        return initial_state(self, layout)
+
+    def step(self, parameters_P, difference_P, state, num_steps):
+        parameters_P.add_(difference_P.sign(), alpha=self.lr)
+        return {}
+
+
+class Halves:
+    """Two bytes a value."""
+
+    class Options(Strict):
+        pass
+
+    def __init__(self, options):
+        self.name, self.additive = "halves", True
+
+    def encoding(self, dtype):
+        return BFLOAT16
+'''
+
 ENTRY_POINTS = """
 [atoll.reducers]
 tripled = good_parts:Tripled
@@ -89,6 +170,87 @@ number = good_parts:MISSING
 [atoll.strategies]
 fedthrice = good_parts:fedthrice
 wrong = good_parts:Tripled
+"""
+
+WORKING_POINTS = """
+[atoll.rules]
+clipped = working_parts:Clipped
+
+[atoll.schedules]
+once = working_parts:Once
+
+[atoll.optimizers]
+signs = working_parts:Signs
+
+[atoll.codecs]
+halves = working_parts:Halves
+"""
+
+WHOLE = {
+    "rule": {"kind": "clipped", "most": 1.0},
+    "schedule": {"kind": "once", "min": 2},
+    "optimizer": {"kind": "signs", "lr": 0.25},
+    "codec": {"kind": "halves"},
+}
+
+USE = """
+import json, sys
+import torch
+from atoll.aggregation.encode import encode_update
+from atoll.aggregation.layout import update_layout
+from atoll.aggregation.next_model import next_model
+from atoll.aggregation.round_sum import RoundSum
+from atoll.aggregation.rounding import Rounding
+from atoll.aggregation.schedule import Accepted, Committed, Joined, Ready
+from atoll.aggregation.strategy import resolve
+from atoll.wire.job import parse_job
+from atoll.wire.tensors import manifest_of, views, write_state
+
+found = resolve(parse_job({"job": {"name": "x", "app": "x", "rounds": 7}, "strategy": json.loads(sys.argv[1])}))
+model = torch.nn.Linear(3, 1)
+torch.nn.init.zeros_(model.weight)
+torch.nn.init.zeros_(model.bias)
+manifest = manifest_of(model)
+layout = update_layout(manifest, found.codec, found.buffers)
+base = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+state, actions = found.schedule.init(num_rounds=7, seed=0), []
+def tell(event):
+    global state
+    state, wanted = found.schedule.on(state, event)
+    actions.extend(type(action).__name__ for action in wanted if type(action).__name__ != "SetTimer")
+
+for site in ("a", "b"):
+    tell(Joined(site=site, max_weight=1, labels={}))
+tell(Ready())
+total = RoundSum(layout, num_sites=2, max_weight=1, bound=found.bound)
+for site in ("a", "b"):
+    model.load_state_dict(base)
+    model.zero_grad()
+    found.rule.begin(model)
+    model(torch.tensor([[300.0, -400.0, 0.0]])).sum().backward()
+    found.rule.before_step(model)
+    norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm().item()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    found.rule.end(model)
+    update = bytearray(layout.num_bytes)
+    encode_update(layout, base, model.state_dict(), update, rounding=Rounding(bytes(32)), bound=found.bound)
+    total.fold(site, update, 1)
+    tell(Accepted(site=site, round=1, base_version=0, weight=1))
+old, new = bytearray(manifest.num_bytes), bytearray(manifest.num_bytes)
+write_state(manifest, base, old)
+before = found.optimizer.init(layout)
+after = next_model(total, optimizer=found.optimizer, state=before, base=old, out=new, manifest=manifest)
+tell(Committed(round=1, version=1))
+moved = views(manifest, new, writable=False)
+print(json.dumps({
+    "names": [found.rule.name, type(found.schedule).__name__, found.optimizer.name, found.codec.name],
+    "norm": norm,
+    "bytes a value": [entry.num_bytes / entry.num_values for entry in layout.means],
+    "actions": actions,
+    "weight": moved["weight"].tolist(),
+    "optimizer": [after.optimizer, after.num_steps],
+}))
 """
 
 SCRIPT = """
@@ -150,9 +312,14 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     install(site, "broken-parts", "broken_parts", broken, points)
     other = "[atoll.optimizers]\nnumber = other_parts:NUMBER\n[atoll.codecs]\ntwice = other_parts:A\n"
     install(site, "other-parts", "other_parts", "NUMBER = 7\n", other)
+    return printed(site, SCRIPT, JOBS)
+
+
+def printed(site: Path, script: str, argument: object) -> dict[str, Any]:
+    """What a script prints in a process that has the distributions in `site` on its path."""
     source = Path(__file__).parents[2] / "src"
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(JOBS)],
+        [sys.executable, "-c", script, json.dumps(argument)],
         env={**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{site}"},
         cwd=site,
         capture_output=True,
@@ -169,6 +336,17 @@ def test_a_plugin_is_a_part_like_any_other(seen: dict[str, Any]) -> None:
     assert seen["attempts"]["plugin"] == {"reducer": "tripled", "times": 3}
     assert seen["attempts"]["option"] == {"reducer": "tripled", "times": 5}
     assert seen["attempts"]["composition"] == {"reducer": "tripled", "times": 4}
+
+
+def test_plugins_of_every_part_do_a_round_together(tmp_path: Path) -> None:
+    install(tmp_path, "working-parts", "working_parts", WORKING, WORKING_POINTS)
+    used = printed(tmp_path, USE, WHOLE)
+    assert used["names"] == ["clipped", "Once", "signs", "halves"]
+    assert used["norm"] == pytest.approx(1.0, rel=1e-4)  # of a gradient of length 500
+    assert used["bytes a value"] == [2.0, 2.0]
+    assert used["actions"] == ["Dispatch", "Close", "Stop"]
+    assert used["weight"] == [[-0.25, 0.25, 0.0]]
+    assert used["optimizer"] == ["signs", 1]
 
 
 def test_a_built_in_cannot_be_replaced(seen: dict[str, Any]) -> None:

@@ -52,6 +52,27 @@ async def test_a_run_from_offer_to_end(server: ScriptedServer, running: TrialSit
     await join(line)  # its place is free
 
 
+async def test_one_worker_stays_for_all_tasks_of_a_run(server: ScriptedServer, running: TrialSite) -> None:
+    """App, model and data are loaded once, not once a round."""
+    line = await server.attached()
+    run = await join(line)
+    await train(server, line, make_task(run))
+    await train(server, line, make_task(run, 2, version=0), fetches=False)
+    line.say(task=(judged := make_task(run, kind=pb.EVALUATE, version=0)))
+    result_of(await line.hear("result"), judged)
+    assert len(running.trainings()) == 2
+    assert len(running.workers()) == 1
+
+
+async def test_each_run_has_a_worker_of_its_own(server: ScriptedServer, running: TrialSite) -> None:
+    line = await server.attached()
+    for _ in range(2):
+        run = await join(line)
+        line.say(run_ended=pb.RunEnded(run=run, status="finished"))
+        await eventually(lambda run=run: not running.home.run_state(run).exists())  # type: ignore[misc]
+    assert len(set(running.workers())) == 2
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "words"),
     [

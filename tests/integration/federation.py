@@ -118,7 +118,8 @@ class Federation:
             self.home(name) / "site.toml",
             settings
             or '[apps.trial]\ndistribution = "trial-apps"\nentry_point = "trial"\n'
-            f'[data.trial]\npath = "{data}"\nfault = "{self.fault(name)}"\n',
+            f'[data.trial]\npath = "{data}"\nfault = "{self.fault(name)}"\n'
+            f'opened = "{self.opened(name)}"\n',
         )
         (self.home(name) / "policy.toml").write_text(
             'allowed_apps = [{ name = "trial", hash = "any-installed" }]\nresearchers = ["*"]\nmin_cohort = 1\n'
@@ -311,6 +312,10 @@ class Federation:
     def fault(self, site: str) -> Path:
         """The file that makes the trial app misbehave at a site."""
         return self.root / f"{site}.fault"
+
+    def opened(self, site: str) -> Path:
+        """The file in which the trial app notes that it opens data at a site."""
+        return self.root / f"{site}.opened"
 
 
 def command(arguments: Sequence[str | Path]) -> list[str]:

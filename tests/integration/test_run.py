@@ -28,6 +28,17 @@ def test_a_run_trains_evaluates_and_exports(trio: Federation) -> None:
     }
 
 
+def test_a_site_opens_its_data_once_a_run(trio: Federation) -> None:
+    names = ("site-1", "site-2", "site-3")
+    for name in names:
+        trio.opened(name).unlink(missing_ok=True)
+    trio.finish(trial_job(rounds=3))
+    for name in names:
+        lines = [line.split() for line in trio.opened(name).read_text().splitlines()]
+        assert sorted(split for split, _ in lines) == ["test", "train"]
+        assert len({pid for _, pid in lines}) == 1
+
+
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -1,7 +1,7 @@
 """A worker without torch: speaks the agent's language, trains nothing. Behaves as the file `data.fault` says.
 
 Its update is eight bytes from the task's key, over and over, so that a test can tell whose it is. Each training that
-it begins is a line in the file `data.ledger`.
+it begins is a line in the file `data.ledger`; so is each time that it gets ready, with its process id.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class Stub:
     def _do(self, request: object) -> Answer:
         if isinstance(request, Prepare):
             self._prepare = request
+            self._note(f"prepare {os.getpid()}")
             self._misbehave("prepare", "prepare")
             return Prepared(max_weight=MAX_WEIGHT, update_bytes=UPDATE_BYTES, device="cpu")
         if isinstance(request, Train):
@@ -123,10 +124,10 @@ class Stub:
         path = self._fault_path()
         return path.read_text().split() if path.exists() else []
 
-    def _note(self, key: str) -> None:
+    def _note(self, line: str) -> None:
         assert self._prepare is not None
         with Path(self._prepare.data["ledger"]).open("a") as file:
-            file.write(f"{key}\n")
+            file.write(f"{line}\n")
 
     def _say(self, answer: Answer) -> None:
         self._connection.sendall(encode(answer))

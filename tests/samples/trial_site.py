@@ -32,6 +32,7 @@ from atoll.wire.names import new_run_id
 
 SITE = "north"
 DISTRIBUTION = "atoll-trial-site-apps"
+GOT_READY = "prepare "  # begins a line of the stub's ledger; the process id follows
 MANIFEST = Manifest.build([("layer.weight", "float32", (64, 64), "parameter"), ("steps", "int64", (), "buffer")])
 SETTINGS = """
 [site]
@@ -101,7 +102,14 @@ class TrialSite:
 
     def trainings(self) -> list[str]:
         """Keys of the trainings that workers have begun."""
-        return self.ledger.read_text().split() if self.ledger.exists() else []
+        return [line for line in self._ledger_lines() if not line.startswith(GOT_READY)]
+
+    def workers(self) -> list[int]:
+        """Process ids of the workers that got ready, one for each time."""
+        return [int(line.removeprefix(GOT_READY)) for line in self._ledger_lines() if line.startswith(GOT_READY)]
+
+    def _ledger_lines(self) -> list[str]:
+        return self.ledger.read_text().splitlines() if self.ledger.exists() else []
 
     def agent(self, on_step: Observer = unobserved) -> Agent:
         """The site's agent, with the stub as its worker and short waits."""

@@ -14,8 +14,10 @@ import grpc
 import pytest
 from samples.loopback import Clock, Federation, call
 
+from atoll.server.enrolment import EnrolmentService
 from atoll.transport.credentials import open_channel
 from atoll.transport.enrolment import (
+    CERTIFICATE_BYTES,
     SITE_ROLES,
     USER_ROLES,
     encode_token,
@@ -24,8 +26,17 @@ from atoll.transport.enrolment import (
     renewal_due,
 )
 from atoll.transport.identity import Identity, holds_identity, load_identity, utc_now
-from atoll.wire.enrolment_pb2 import EnrolmentToken
-from atoll.wire.errors import AtollError, BadToken, IdentityError, Malformed, NotAllowed, Stranger, Unavailable
+from atoll.wire.enrolment_pb2 import EnrolmentToken, EnrolReply, EnrolRequest
+from atoll.wire.errors import (
+    AtollError,
+    BadToken,
+    IdentityError,
+    Malformed,
+    NotAllowed,
+    Stranger,
+    TooLarge,
+    Unavailable,
+)
 
 SITES = "/atoll.wire.Admin/Sites"
 
@@ -133,6 +144,30 @@ class TestBadTokens:
         token = federation.ticket("alpha", "site")
         token.enrolment_address = "127.0.0.1:1"
         assert "nobody listens at 127.0.0.1:1" in await self.refused(token, tmp_path / "alpha", Unavailable)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (EnrolReply(certificate=bytes(CERTIFICATE_BYTES + 1)), TooLarge),
+        (EnrolReply(organisation="o" * 129), Malformed),
+        (EnrolReply(organisation="\x1b[2J"), Malformed),
+    ],
+)
+async def test_a_server_that_answers_out_of_bounds(
+    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: EnrolReply, kind: type[Exception]
+) -> None:
+    answer = EnrolmentService._enrol
+
+    def otherwise(self: EnrolmentService, request: EnrolRequest) -> EnrolReply:
+        reply = answer(self, request)
+        reply.MergeFrom(change)
+        return reply
+
+    monkeypatch.setattr(EnrolmentService, "_enrol", otherwise)
+    with pytest.raises(kind):
+        await join(federation.ticket("alpha", "site"), tmp_path / "alpha")
+    assert not holds_identity(tmp_path / "alpha")
 
 
 class TestAgain:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from samples.loopback import Federation, call
 
 from atoll.transport.credentials import open_channel
+from atoll.transport.enrolment import SITE_ROLES, encode_token, enrol, renew
 
 NAMES = ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy", "HTTPS_PROXY", "NO_PROXY")
 
@@ -59,6 +61,19 @@ async def test_through_the_proxy(
     async with open_channel(identity) as channel:
         assert await call(channel, "/atoll.wire.Admin/Sites") == b"site alpha"
     assert proxy.asked == [f"isles.invalid:{federation.port}"]
+
+
+async def test_joining_and_renewing_go_through_it_too(
+    federation: Federation, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.port}")
+    token = federation.ticket("alpha", "site")
+    token.address = f"isles.invalid:{federation.port}"
+    token.enrolment_address = f"isles.invalid:{federation.enrolment_port}"
+    joined = await asyncio.to_thread(enrol, encode_token(token), tmp_path / "alpha", roles=SITE_ROLES)
+    renewed = await asyncio.to_thread(renew, joined)
+    assert renewed.certificate_pem != joined.certificate_pem
+    assert proxy.asked == [token.enrolment_address, token.address]
 
 
 async def test_loopback_needs_no_proxy(federation: Federation, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:

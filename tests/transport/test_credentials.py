@@ -59,6 +59,18 @@ class TestProxy:
     def test_exceptions(self, direct: str) -> None:
         assert "grpc.http_proxy" not in self.options(FAR, {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": direct})
 
+    @pytest.mark.parametrize("name", ["grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY"])
+    def test_exceptions_in_upper_case_hold_whatever_case_the_proxy_has(self, name: str) -> None:
+        environment = {name: "http://proxy:3128", "NO_PROXY": "isles.example"}
+        assert self.options(FAR, environment)["grpc.enable_http_proxy"] == 0
+        assert "grpc.enable_http_proxy" not in self.options(FAR, environment | {"NO_PROXY": "other.example"})
+
+    @pytest.mark.parametrize("name", ["no_grpc_proxy", "no_proxy"])
+    def test_exceptions_in_lower_case_are_read_by_grpc_itself(self, name: str) -> None:
+        options = self.options(FAR, {"HTTPS_PROXY": "http://a:1", name: "other.example", "NO_PROXY": "isles.example"})
+        assert options["grpc.http_proxy"] == "http://a:1"
+        assert "grpc.enable_http_proxy" not in options
+
     @pytest.mark.parametrize("direct", ["", ",", "les.example", "other.example"])
     def test_no_exception(self, direct: str) -> None:
         assert "grpc.http_proxy" in self.options(FAR, {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": direct})

@@ -17,7 +17,7 @@ from atoll.transport.hello import (
     require_regions_taken,
 )
 from atoll.wire.control_pb2 import Capacity, Hello, ServerMessage, TaskKey, Welcome
-from atoll.wire.errors import Incompatible, Malformed, TooLarge
+from atoll.wire.errors import Incompatible, Malformed, RemoteError, TooLarge
 
 CAPACITY = Capacity(runs_at_once=2)
 # Field 1999 of wire type 2 (length-delimited): what a later version may send.
@@ -86,6 +86,7 @@ def test_a_hello_of_an_older_peer_lacks_fields_and_is_read() -> None:
         (Hello(protocol_min=3, protocol_max=2), "protocol_min"),
         (Hello(protocol_min=0, protocol_max=0), "protocol_min"),
         (Hello(protocol_min=1, protocol_max=1, capacity=Capacity(runs_at_once=0)), "capacity.runs_at_once"),
+        (Hello(protocol_min=1, protocol_max=1, capacity=Capacity(runs_at_once=65)), "capacity.runs_at_once"),
     ],
 )
 def test_a_hello_out_of_bounds_is_refused(change: Hello, field: str) -> None:
@@ -102,6 +103,10 @@ def test_a_hello_out_of_bounds_is_refused(change: Hello, field: str) -> None:
         Hello(capacity=Capacity(labels={f"l{number}": "" for number in range(33)})),
         Hello(capacity=Capacity(labels={"zone": "x" * 64})),
         Hello(joined_runs=["r"] * 100_001),
+        Hello(joined_runs=["r" * 27]),
+        Hello(held_updates=[TaskKey(run="r" * 27)]),
+        Hello(open_tasks=[TaskKey(task="t" * 97)]),
+        Hello(software="s" * 129),
     ],
 )
 def test_a_hello_that_lists_too_much_is_refused(more: Hello) -> None:
@@ -114,6 +119,23 @@ def test_a_hello_that_lists_too_much_is_refused(more: Hello) -> None:
 def test_a_welcome_with_a_version_that_nobody_offered_is_refused() -> None:
     with pytest.raises(Incompatible, match="chose protocol 2"):
         check_welcome(welcome((2, ())))
+
+
+@pytest.mark.parametrize(
+    ("more", "kind"),
+    [
+        (Welcome(features=["x"] * (MAX_FEATURES + 1)), TooLarge),
+        (Welcome(features=["x" * 65]), TooLarge),
+        (Welcome(server_software="s" * 129), TooLarge),
+        (Welcome(federation="f" * 64), Malformed),
+        (Welcome(federation="\x1b[2J"), Malformed),
+    ],
+)
+def test_a_welcome_out_of_bounds_is_refused(more: Welcome, kind: type[RemoteError]) -> None:
+    greeting = welcome((1, ()))
+    greeting.MergeFrom(more)
+    with pytest.raises(kind):
+        check_welcome(greeting)
 
 
 @pytest.mark.parametrize(("heartbeat_s", "lease_s"), [(0, 60), (60, 60), (61, 60)])

@@ -70,6 +70,8 @@ def test_anything_else(text: str) -> None:
         {"secret": b"short"},
         {"federation_fingerprint": b""},
         {"ca_certificate": b"x"},
+        {"address": "a" * 262},
+        {"enrolment_address": "a" * 262},
     ],
 )
 def test_fields_are_checked(change: dict[str, object]) -> None:

@@ -44,9 +44,15 @@ def test_an_unknown_kind_is_a_remote_error() -> None:
 
 
 def test_long_texts_are_cut() -> None:
-    error = BadUpdate("m" * 5000, value="v" * 5000, bound="b" * 5000)
-    detail = to_detail(error)
-    assert (len(detail.message), len(detail.value), len(detail.bound)) == (2000, 200, 200)
+    long = {name: name[0] * 5000 for name in ("site", "run", "field", "value", "bound")}
+    bounds = {"message": 2000, "site": 63, "run": 26, "field": 512, "value": 200, "bound": 200}
+    detail = to_detail(BadUpdate("m" * 5000, **long))
+    assert {name: len(getattr(detail, name)) for name in bounds} == bounds
+
+
+def test_long_texts_of_a_peer_are_cut() -> None:
+    error = from_detail(errors_pb2.ErrorDetail(message="m" * 5000, site="s" * 5000, run="r" * 5000, field="f" * 5000))
+    assert (len(error.message), len(error.site), len(error.run), len(error.field)) == (2000, 63, 26, 512)
 
 
 class Call(grpc.RpcError):

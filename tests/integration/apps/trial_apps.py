@@ -2,8 +2,10 @@
 
 `source["path"]` is the site's npz file; `source["fault"]` may name a file whose text says what goes wrong there:
 raise, nan, huge, die, slow SECONDS; raise-at STEP (counted over all rounds); await PATH, until the file is there;
+pace FOLDER, each step until a file with its number (counted over all rounds) is there;
 meet FOLDER NUMBER, until so many workers train at once; build CHANGE, or turn CHANGE while training, to a model whose
-last bias has another name, shape or dtype. Without the file the app behaves.
+last bias has another name, shape or dtype. Without the file the app behaves. `source["opened"]` may name a file in
+which each call of `data` is a line, with the split and the worker's process id.
 """
 
 from __future__ import annotations
@@ -48,6 +50,9 @@ class Trial(atoll.App):
         return model
 
     def data(self, split: str) -> Dataset[Any]:
+        if path := self.source.get("opened"):
+            with Path(path).open("a") as file:
+                file.write(f"{split} {os.getpid()}\n")
         with np.load(self.source["path"]) as file:
             x, y = torch.from_numpy(file[f"x_{split}"]), torch.from_numpy(file[f"y_{split}"])
         return TensorDataset(x.to(getattr(torch, self.config.dtype)), y)
@@ -70,6 +75,8 @@ class Trial(atoll.App):
                 raise RuntimeError("this batch cannot be learnt")
             case ["await", path]:
                 wait_for(Path(path).exists, path)
+            case ["pace", folder]:
+                wait_for((Path(folder) / str(self.num_steps)).exists, f"{self.num_steps} in {folder}")
             case ["meet", folder, number]:
                 (Path(folder) / str(os.getpid())).touch()
                 wait_for(lambda: len(list(Path(folder).iterdir())) >= int(number), f"{number} workers in {folder}")
