@@ -37,8 +37,9 @@ def encode_update(
         bound: largest magnitude that a difference may have.
 
     Raises:
-        BadUpdate: a difference is NaN, infinite or beyond the bound, or a raw value is not finite; names the tensor.
-        ValueError: a tensor is missing or has another shape than the manifest's, or `out` another length.
+        BadUpdate: a difference is NaN, infinite or beyond the bound, a raw value is not finite, or a trained tensor is
+            missing or has another shape or dtype than the manifest's; names the tensor.
+        ValueError: the same of a base tensor, or `out` has another length.
     """
     data = byte_view(out)
     if data.numel() != layout.num_bytes:
@@ -50,18 +51,34 @@ def encode_update(
         for entry in layout.means:
             region = data[entry.offset : entry.offset + entry.num_bytes]
             _encode_difference(
-                entry, _found(base, entry.spec), _found(trained, entry.spec), region, rounding=rounding, bound=bound
+                entry, _found(base, entry.spec), _trained(trained, entry.spec), region, rounding=rounding, bound=bound
             )
         for raw in layout.raws:
-            _copy_values(raw, _found(trained, raw.spec), data[raw.offset : raw.offset + raw.num_bytes])
+            _copy_values(raw, _trained(trained, raw.spec), data[raw.offset : raw.offset + raw.num_bytes])
+
+
+def _trained(tensors: Mapping[str, Tensor], spec: TensorSpec) -> Tensor:
+    """The tensor that the user's code has trained, which may have become another."""
+    try:
+        return _found(tensors, spec)
+    except ValueError as error:
+        raise BadUpdate(
+            f"{error}; the app's model has changed while it was trained: build it in model() as it is to stay",
+            field=spec.name,
+            value=_text(tensors.get(spec.name)),
+            bound=f"{spec.dtype} {list(spec.shape)}",
+        ) from None
 
 
 def _found(tensors: Mapping[str, Tensor], spec: TensorSpec) -> Tensor:
-    tensor = tensors.get(spec.name)
-    if tensor is None or tuple(tensor.shape) != spec.shape or str(tensor.dtype) != f"torch.{spec.dtype}":
-        found = "absent" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
-        raise ValueError(f'tensor "{spec.name}" is {found}, manifest says {spec.dtype} {list(spec.shape)}')
+    tensor, wanted = tensors.get(spec.name), f"{spec.dtype} {list(spec.shape)}"
+    if tensor is None or _text(tensor) != wanted:
+        raise ValueError(f'tensor "{spec.name}" is {_text(tensor)}, manifest says {wanted}')
     return tensor
+
+
+def _text(tensor: Tensor | None) -> str:
+    return "absent" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.")
 
 
 def _encode_difference(
@@ -112,5 +129,8 @@ def require_finite(spec: TensorSpec, values: Tensor) -> None:
     )
     if not magnitude < float("inf"):
         raise BadUpdate(
-            f'tensor "{spec.name}" holds a value that is not finite', field=spec.name, value=magnitude, bound="finite"
+            f'tensor "{spec.name}" holds a value that is not finite; lower the learning rate or look at the data',
+            field=spec.name,
+            value=magnitude,
+            bound="finite",
         )

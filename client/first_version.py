@@ -108,4 +108,5 @@ def _build_model(person: Person, entry: AppEntry, app_hash: str, job: Job) -> nn
     except AtollError:
         raise
     except Exception as error:  # whatever the user's code raises
-        raise failure_of(error, f"app {entry.name!r} builds no model") from error
+        advice = "correct the app, or what the job says in [app]"
+        raise failure_of(error, f"app {entry.name!r} builds no model", advice=advice) from error

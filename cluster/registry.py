@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from atoll.cluster.app import App
 
 GROUP = "atoll.apps"
+MEND_APP = "correct the app, and install the new version at the sites and at the researcher"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,8 @@ def load_app(entry: AppEntry, expected_hash: str) -> type[App]:
     points = {point.name: point for point in _entry_points(_find(entry.distribution))}
     if entry.entry_point not in points:
         raise Unknown(
-            f"app {entry.name!r}: {entry.distribution!r} has no entry point {entry.entry_point!r} in {GROUP}",
+            f"app {entry.name!r}: {entry.distribution!r} has no entry point {entry.entry_point!r} in {GROUP}, it has "
+            f"{', '.join(sorted(points)) or 'none'}; set entry_point under [apps.{entry.name}] to one that it has",
             field=entry.name,
             value=entry.entry_point,
             bound=", ".join(sorted(points)),
@@ -91,22 +93,21 @@ def load_app(entry: AppEntry, expected_hash: str) -> type[App]:
     return _import(entry, points[entry.entry_point])
 
 
-def failure_of(error: BaseException, doing: str, *, advice: str = "", num_frames: int = 6) -> AppFailed:
+def failure_of(error: BaseException, doing: str, *, advice: str, num_frames: int = 6) -> AppFailed:
     """What a peer may learn of an exception in the user's code: its type, its message, and the innermost frames.
 
     Frames are named by module, function and line; no local variable, source line or file path is in it.
 
     Args:
-        advice: what to do, where that is known.
+        advice: what to do; it ends the first line.
     """
     frames = [(f.f_globals.get("__name__", "?"), line, f) for f, line in traceback.walk_tb(error.__traceback__)]
     # Python's own frames of an import say nothing, and would leave no room for the app's.
     places = [f"{m}:{line} in {f.f_code.co_name}" for m, line, f in frames if not m.startswith("importlib.")]
     text = str(error)
     where = "".join(f"\n  at {place}" for place in reversed(places[-num_frames:]))
-    advice = f"; {advice}" if advice else ""
     return AppFailed(
-        f"{doing}: {type(error).__name__}: {text[:500]}{advice}{where}", field=doing, value=type(error).__name__
+        f"{doing}: {type(error).__name__}: {text[:500]}; {advice}{where}", field=doing, value=type(error).__name__
     )
 
 
@@ -118,11 +119,15 @@ def _import(entry: AppEntry, point: metadata.EntryPoint) -> type[App]:
     except AtollError:
         raise
     except (Exception, SystemExit) as error:  # whatever the user's module does at import
-        advice = "install what it needs there, in the Python environment that runs Atoll"
-        advice = advice if isinstance(error, ImportError) else ""
+        needs = "install what it needs there, in the Python environment that runs Atoll"
+        advice = needs if isinstance(error, ImportError) else MEND_APP
         raise failure_of(error, f"app {entry.name!r} does not import", advice=advice) from error
     if not (isinstance(found, type) and issubclass(found, App)):
-        raise AppFailed(f"app {entry.name!r}: {point.value} is not a subclass of atoll.App", field=entry.name)
+        raise AppFailed(
+            f"app {entry.name!r}: {point.value} is not a subclass of atoll.App; have entry point {point.name!r} of "
+            f"{entry.distribution!r} name one",
+            field=entry.name,
+        )
     return found
 
 

@@ -31,7 +31,7 @@ from atoll.cluster.messages import (
     decode,
     encode,
 )
-from atoll.cluster.registry import failure_of
+from atoll.cluster.registry import MEND_APP, failure_of
 from atoll.cluster.run_session import OnStep, RunSession, open_session
 from atoll.wire.errors import AtollError, Malformed, RemoteError, Stale
 
@@ -99,7 +99,9 @@ class Worker:
             return encode(Failed.of(key, self._placed(error, request)))
         except (Exception, SystemExit) as error:  # the user's code may raise anything; the worker lives on
             log.exception("%s %s", request.kind, key)
-            failure = failure_of(error, f"app failed to {request.kind}")
+            failure = failure_of(
+                error, f"app failed to {request.kind}", advice=f"look at the data there, or {MEND_APP}"
+            )
             return encode(Failed.of(key, self._placed(failure, request)))
 
     def _do(self, request: Prepare | Train | Evaluate) -> Answer:

@@ -10,6 +10,7 @@ from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import BadUpdate, NotAllowed, RemoteError, Stale, TooLarge
 
 MAX_METRICS = 256
+MAX_METRIC_NAME = 64  # characters: they stand in tables and records that people read
 MAX_WEIGHT = 2**53  # a float64 holds it exactly
 
 _UPDATE_SITE = "install the server's version of Atoll at the site"
@@ -190,14 +191,26 @@ def _check_metrics(site: str, run: str, result: pb.Result) -> None:
             "have the app's metrics() return fewer",
         )
     for name, metric in result.metrics.items():
+        if not (1 <= len(name) <= MAX_METRIC_NAME and name.isprintable()):
+            raise _of(
+                BadUpdate,
+                site,
+                run,
+                result,
+                "a metric has a name that is none",
+                "metrics",
+                ascii(name[:MAX_METRIC_NAME]),
+                f"1 to {MAX_METRIC_NAME} printable characters",
+                "have the app's metrics() return such names",
+            )
         if not (math.isfinite(metric.sum) and math.isfinite(metric.count) and metric.count >= 0):
             raise _of(
                 BadUpdate,
                 site,
                 run,
                 result,
-                f"metric {name[:64]!r} is not a finite sum over a count",
-                name[:64],
+                f"metric {name!r} is not a finite sum over a count",
+                name,
                 f"{metric.sum} / {metric.count}",
                 "finite, count >= 0",
                 "have the app's loss() and metrics() return finite numbers",

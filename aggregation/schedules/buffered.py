@@ -255,7 +255,7 @@ class Buffered:
         if tries > MOST_TRIES:
             reason = (
                 f"round {event.round} lost the update of {event.site}, which could not make it again: {event.reason}; "
-                "look at its log, then submit the job anew"
+                "put right what keeps it and submit again"
             )
             return replace(state, phase=Phase.OVER), (GiveUp(reason=reason),)
         state = replace(state, awaited=tuple(sorted((*state.awaited, (event.site, tries)))))
@@ -284,7 +284,7 @@ class Buffered:
             return self._close(state)
         if len(state.buffer) + len(state.out) >= self.options.k:
             return state, ()
-        return self._give_up(state, "no more can come")
+        return self._give_up(state, "no more can come", instead="lower k")
 
     def _close(self, state: BufferedState) -> Step:
         """Combine what is in; what is out goes on in the next round, which is open from now on."""
@@ -316,14 +316,15 @@ class Buffered:
 
     def _timer_fired(self, state: BufferedState, event: TimerFired) -> Step:
         if state.phase is Phase.TRAINING and event.name == state.timer:
-            return self._give_up(state, f"nothing came for {self.options.deadline:g} s")
+            return self._give_up(state, f"nothing came for {self.options.deadline:g} s", instead="raise deadline")
         return state, ()
 
-    def _give_up(self, state: BufferedState, why: str) -> Step:
+    def _give_up(self, state: BufferedState, why: str, *, instead: str) -> Step:
         missing = [*(f"{out.site} (no update yet)" for out in state.out), *(f"{s} ({r})" for s, r in state.failed)]
         reason = (
             f"round {state.round} has {len(state.buffer)} of {self.options.k} updates and {why}; missing: "
-            f"{', '.join(missing) or 'nobody'}; start them again, or lower k in the job's schedule"
+            f"{', '.join(missing) or 'nobody'}; put right what keeps them and submit again, or {instead} in the job's "
+            "schedule"
         )
         return replace(state, phase=Phase.OVER), (GiveUp(reason=reason),)
 

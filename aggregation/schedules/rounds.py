@@ -269,7 +269,7 @@ class Rounds:
         names = "; ".join(f"{p.site}: {p.standing.value}{f' ({p.reason})' if p.reason else ''}" for p in missing)
         reason = (
             f"round {state.round} has {len(state.those(Standing.IN))} of the {self._quorum(state)} updates that it "
-            f"needs; missing: {names}"
+            f"needs; missing: {names}; put right what keeps them and submit again, or lower the quorum of the schedule"
         )
         return replace(state, phase=Phase.OVER), (GiveUp(reason=reason),)
 

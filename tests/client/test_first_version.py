@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from samples.bench import install
 
 from atoll.client.first_version import app_entry, build_first_version
 from atoll.client.people import AppTable, Person, PersonSettings
 from atoll.cluster.registry import hash_distribution
 from atoll.transport.identity import Identity
-from atoll.wire.errors import ConfigError, Unknown
+from atoll.wire.errors import AppFailed, ConfigError, Unknown
 from atoll.wire.job import Job, parse_job
 from atoll.wire.manifest import Manifest
 
@@ -66,3 +67,15 @@ def test_an_app_may_have_another_name_here(tmp_path: Path) -> None:
 def test_an_app_that_nobody_brings_is_told_with_those_that_are_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"app 'digit' is not known .*user.toml.*digits"):
         app_entry(_person(tmp_path), "digit")
+
+
+def test_an_app_that_builds_no_model_says_what_to_correct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import atoll\nclass One(atoll.App):\n    def model(self): return 1 / 0\n    data = loss = optimizer = model\n"
+    )
+    install(tmp_path, name="modelless", files={"modelless.py": code}, entry_points={"digits": "modelless:One"})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    person = _person(tmp_path, digits=AppTable(distribution="modelless"))
+    said = r"app 'digits' builds no model: ZeroDivisionError: .*; correct the app, or what the job says in \[app\]\n"
+    with pytest.raises(AppFailed, match=said):
+        build_first_version(person, _job(), tmp_path)

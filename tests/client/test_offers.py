@@ -10,7 +10,7 @@ from samples.trial_site import MANIFEST, SITE, TrialSite, make_offer
 
 from atoll.client.offers import Admission, admit, preparation
 from atoll.client.settings import ReproducibleSection, SiteSettings, load_settings
-from atoll.wire.errors import BadManifest
+from atoll.wire.errors import BadManifest, NotAllowed, Unknown
 from atoll.wire.manifest import Manifest
 
 SECRET = bytes(range(32))
@@ -69,3 +69,17 @@ def test_a_manifest_that_is_none_is_refused(plain: TrialSite) -> None:
     offer.manifest = b"\xff"
     with pytest.raises(BadManifest):
         admit(offer, settings=load_settings(plain.home.settings), home=plain.home)
+
+
+def test_another_version_of_the_app_is_refused_with_both_hashes(plain: TrialSite) -> None:
+    offer = make_offer()
+    offer.app_hash = "0" * 64
+    advice = "install the same version of 'atoll-trial-site-apps' at the site and at the researcher"
+    with pytest.raises(NotAllowed, match=f"has hash .*, the run wants {'0' * 64}: {advice}$") as caught:
+        admit(offer, settings=load_settings(plain.home.settings), home=plain.home)
+    assert caught.value.bound == offer.app_hash
+
+
+def test_an_app_that_the_site_does_not_know_is_refused(plain: TrialSite) -> None:
+    with pytest.raises(Unknown, match=r"site north knows no app 'unheard': add \[apps\] for it$"):
+        admit(make_offer(app="unheard"), settings=load_settings(plain.home.settings), home=plain.home)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from samples.bench import DISTRIBUTION, install
 
-from atoll.cluster.registry import AppEntry, failure_of, hash_distribution, hash_script, load_app
+from atoll.cluster.registry import MEND_APP, AppEntry, failure_of, hash_distribution, hash_script, load_app
 from atoll.wire.errors import AppFailed, NotAllowed, Unknown
 
 APP = "import atoll\nclass One(atoll.App):\n    def model(self): ...\n    data = loss = optimizer = model\n"
@@ -72,7 +72,9 @@ def test_loads_the_class_whose_hash_is_right(folder: Path) -> None:
     lay(folder)
     entry = AppEntry(name="a", distribution="registry-app", entry_point="one")
     assert load_app(entry, hash_distribution("registry-app")).__name__ == "One"
-    with pytest.raises(NotAllowed, match="another hash") as refused:
+    with pytest.raises(
+        NotAllowed, match="another hash than the run's; install the same version at the site and"
+    ) as refused:
         load_app(entry, "0" * 64)
     assert refused.value.bound == "0" * 64
 
@@ -80,7 +82,7 @@ def test_loads_the_class_whose_hash_is_right(folder: Path) -> None:
 def test_names_what_is_not_here(folder: Path) -> None:
     lay(folder)
     found = hash_distribution("registry-app")
-    with pytest.raises(Unknown, match="no entry point 'two'"):
+    with pytest.raises(Unknown, match=r"no entry point 'two' .*it has one; set entry_point under \[apps\.a\] to one"):
         load_app(AppEntry(name="a", distribution="registry-app", entry_point="two"), found)
     with pytest.raises(Unknown, match="pip install"):
         hash_distribution("no-such-distribution")
@@ -96,11 +98,13 @@ def test_an_app_that_does_not_import(folder: Path, code: str) -> None:
     entry = AppEntry(name="a", distribution="registry-app", entry_point="one")
     with pytest.raises(AppFailed, match="app 'a' does not import") as caught:
         load_app(entry, hash_distribution("registry-app"))
-    assert ("install what it needs there" in caught.value.message) is ("a_module_that_nobody_has" in code)
+    needs = "install what it needs there, in the Python environment that runs Atoll"
+    advice = needs if "a_module_that_nobody_has" in code else MEND_APP
+    assert caught.value.message.splitlines()[0].endswith(f"; {advice}")
 
 
 def test_an_entry_point_that_is_no_app(installed: Path) -> None:
-    with pytest.raises(AppFailed, match=r"not a subclass of atoll\.App"):
+    with pytest.raises(AppFailed, match=r"not a subclass of atoll\.App; have entry point 'no_app' of .* name one$"):
         load_app(AppEntry(name="a", distribution=DISTRIBUTION, entry_point="no_app"), hash_distribution(DISTRIBUTION))
 
 
@@ -117,8 +121,8 @@ def test_a_failure_tells_where_and_not_what_the_values_were() -> None:
 
     with pytest.raises(KeyError) as raised:
         inner()
-    failure = failure_of(raised.value, "app failed to train")
-    assert "KeyError: 'missing column'" in failure.message
+    failure = failure_of(raised.value, "app failed to train", advice="add the column")
+    assert failure.message.splitlines()[0] == "app failed to train: KeyError: 'missing column'; add the column"
     assert "in inner" in failure.message
     assert patient not in failure.message
     assert ".py" not in failure.message

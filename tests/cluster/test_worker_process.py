@@ -60,7 +60,8 @@ async def test_what_the_app_raises_comes_back_and_the_worker_lives(
     bench = make_bench(app={"fault": "raise"})
     await worker.prepare(bench.prepare("north"))
     with pytest.raises(
-        AppFailed, match=r"RuntimeError: the scanner of room 7 is broken\n  at probe_app:\d+ in loss"
+        AppFailed,
+        match=r"is broken; look at the data there, or correct the app, .* new version at .*\n  at probe_app:\d+ in loss",
     ) as e:
         await worker.train(bench.train("update", round=2))
     assert (e.value.site, e.value.run, e.value.round) == ("north", "run-1", 2)

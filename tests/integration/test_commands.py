@@ -105,6 +105,13 @@ def test_a_run_is_listed_shown_exported_and_stopped(lone: Federation, tmp_path: 
     assert sum(array.nbytes for array in load_file(model["path"]).values()) == model["bytes"]
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
 
+    token = lone.atoll("user", "add", "bob", "--home", lone.operator).out.strip()
+    lone.atoll("user", "join", token, "--home", tmp_path / "bob")
+    refused = lone.atoll("stop", run, "--home", tmp_path / "bob", check=False)
+    assert refused.code == 4
+    assert f"run {run} is ada's: only they or an operator can stop it" in refused.err
+    assert next(entry for entry in _json(lone, "runs", *ada) if entry["run"] == run)["status"] == "queued"
+
     lone.atoll("stop", run, *ada)
     ended = lone.atoll("status", run, "--watch", *ada, check=False)
     assert ended.code == 5

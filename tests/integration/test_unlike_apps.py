@@ -99,6 +99,8 @@ def test_a_model_of_another_schema_is_told_by_tensor_found_and_wanted(
         line = next(line for line in text.splitlines() if "2.bias" in line)
         is_found, says = line.index(found), line.index("manifest says")
         assert is_found < says < line.index("float32 [2]", says)
+        advice = {"build": "use the same app, version and [app] values", "turn": "build it in model() as it is to stay"}
+        assert advice[moment] in line
     assert federation.model_hash(done.out.strip()) == bytes_without(moment)
 
 

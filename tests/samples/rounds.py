@@ -55,6 +55,7 @@ def committed(round: int) -> Event:
 
 
 ADVICE = "; start the others again, or lower min in the job's schedule"
+QUORUM_ADVICE = "; put right what keeps them and submit again, or lower the quorum of the schedule"
 READY = Ready()
 
 

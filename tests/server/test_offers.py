@@ -71,3 +71,4 @@ def test_the_shortfall_names_everyone_who_is_missing_and_why() -> None:
     assert "b declined (policy: app digits is not allowed)" in text
     assert "c has not answered" in text
     assert "d is not connected" in text
+    assert text.endswith("Start the missing sites, or lower strategy.schedule.min")

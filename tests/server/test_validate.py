@@ -102,6 +102,21 @@ def test_what_is_committed_or_of_an_ended_run_may_be_dropped() -> None:
         ),
         (FIRST, result(FIRST, metrics={"loss": pb.MetricSum(sum=math.nan, count=1)}), BadUpdate, "'loss' is not"),
         (FIRST, result(FIRST, metrics={"loss": pb.MetricSum(sum=1, count=-1)}), BadUpdate, "count >= 0"),
+        *(
+            (
+                FIRST,
+                result(FIRST, metrics={"loss": pb.MetricSum(sum=1, count=1), name: pb.MetricSum(sum=1, count=1)}),
+                BadUpdate,
+                rf"metrics is '{shown}', wanted 1 to 64 printable characters\); have the app's metrics\(\) return such",
+            )
+            for name, shown in (
+                ("", ""),
+                ("m" * 65, "m" * 64),
+                ("loss\n2026-01-01 INFO", r"loss\\n2026-01-01 INFO"),
+                ("\x1b[2J", r"\\x1b\[2J"),
+                ("\u202eloss", r"\\u202eloss"),
+            )
+        ),
         (
             FIRST,
             result(FIRST, metrics={f"m{i}": pb.MetricSum() for i in range(MAX_METRICS + 1)}),

@@ -304,4 +304,5 @@ def test_a_full_disk_holds_nothing_and_the_draft_can_be_committed_later(tmp_path
     arguments = [str(tmp_path), result().SerializeToString().hex(), DATA.hex()]
     process = subprocess.run([sys.executable, "-c", _FULL_DISK, *arguments], capture_output=True, text=True, check=True)
     assert "no room on the disk" in process.stdout
+    assert process.stdout.endswith("; free some, then start again\n")
     assert Outbox(tmp_path).results() == [result()]

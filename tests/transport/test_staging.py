@@ -98,3 +98,4 @@ def test_a_full_disk_is_an_error_before_the_first_byte_and_the_slot_stays_usable
         [sys.executable, "-c", _FULL_DISK, str(tmp_path / "slot")], capture_output=True, text=True, check=True
     )
     assert "no room on the disk" in process.stdout
+    assert process.stdout.endswith("; free some, then start again\n")

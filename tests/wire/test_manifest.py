@@ -101,7 +101,7 @@ def test_the_first_difference_is_named(change: str) -> None:
     changed, name, found, wanted = CHANGES[change]
     ours, theirs = Manifest.build(SMALL), Manifest.build(changed)
     assert ours.schema_hash != theirs.schema_hash
-    with pytest.raises(BadManifest, match=name) as caught:
+    with pytest.raises(BadManifest, match=rf"{name}.*; use the same app, version and \[app\] values$") as caught:
         ours.require_same(theirs, site="site-3", run="R", round=12)
     assert (caught.value.field, caught.value.value, caught.value.bound) == (name, found, wanted)
     assert (caught.value.site, caught.value.run, caught.value.round) == ("site-3", "R", 12)

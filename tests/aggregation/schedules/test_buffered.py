@@ -170,18 +170,16 @@ def test_a_site_that_failed_begins_anew_with_the_next_version() -> None:
 def test_a_run_that_cannot_go_on_says_who_is_missing() -> None:
     events = [*START, Failed(site="b", round=1, reason="out of memory"), Failed(site="c", round=1, reason="no disk")]
     _, actions = play(buffered(k=2), events)
-    text = (
-        "round 1 has 0 of 2 updates and no more can come; missing: a (no update yet), b (out of memory), c (no disk); "
-    )
-    text += "start them again, or lower k in the job's schedule"
-    assert actions == [GiveUp(reason=text)]
+    text = "round 1 has 0 of 2 updates and no more can come; missing: a (no update yet), b (out of memory), c (no disk)"
+    advice = "; put right what keeps them and submit again, or lower k in the job's schedule"
+    assert actions == [GiveUp(reason=text + advice)]
 
 
 def test_a_run_in_which_nothing_comes_gives_up() -> None:
     _, actions = play(buffered(k=2), [*START, accepted("a", 1), TimerFired(name="progress/2")])
-    text = "round 1 has 1 of 2 updates and nothing came for 600 s; missing: b (no update yet), c (no update yet); "
-    text += "start them again, or lower k in the job's schedule"
-    assert actions == [GiveUp(reason=text)]
+    text = "round 1 has 1 of 2 updates and nothing came for 600 s; missing: b (no update yet), c (no update yet)"
+    advice = "; put right what keeps them and submit again, or raise deadline in the job's schedule"
+    assert actions == [GiveUp(reason=text + advice)]
 
 
 def test_too_few_to_begin_with() -> None:
@@ -206,6 +204,7 @@ def test_an_update_that_is_lost_while_its_round_closes_is_asked_for_again() -> N
     (give_up,) = actions
     assert isinstance(give_up, GiveUp)
     assert "round 1 lost the update of b" in give_up.reason
+    assert give_up.reason.endswith("out of memory; put right what keeps it and submit again")
 
 
 def test_a_closing_round_that_has_more_than_k_does_without_a_lost_one() -> None:

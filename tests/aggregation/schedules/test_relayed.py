@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from samples.rounds import QUORUM_ADVICE
 
 from atoll.aggregation.schedule import (
     Abandon,
@@ -108,6 +109,7 @@ def test_a_round_without_its_quorum_is_abandoned_and_the_next_one_is_done(events
     last = [region.tell(event) for event in events][-1][-1]
     assert isinstance(last, Abandon)
     assert "updates that it needs" in last.reason
+    assert last.reason.endswith(QUORUM_ADVICE)
     assert isinstance(region.tell(asked(2, 1))[0], Dispatch)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from samples.rounds import (
     ADVICE,
+    QUORUM_ADVICE,
     READY,
     S,
     accepted,
@@ -103,19 +104,23 @@ TABLE: dict[str, tuple[dict[str, Any], list[Event], tuple[Action, ...]]] = {
         (
             GiveUp(
                 reason="round 1 has 1 of the 2 updates that it needs; missing: a: no update yet; "
-                "c: gone (lease ran out)"
+                f"c: gone (lease ran out){QUORUM_ADVICE}"
             ),
         ),
     ),
     "the whole cohort is the quorum where none is given": (
         {},
         [*ABC, *accepted("a", "b"), fired()],
-        (GiveUp(reason="round 1 has 2 of the 3 updates that it needs; missing: c: no update yet"),),
+        (GiveUp(reason=f"round 1 has 2 of the 3 updates that it needs; missing: c: no update yet{QUORUM_ADVICE}"),),
     ),
     "a failure that makes the quorum impossible": (
         {},
         [*ABC, *accepted("a", "b"), failed("c")],
-        (GiveUp(reason="round 1 has 2 of the 3 updates that it needs; missing: c: failed (out of memory)"),),
+        (
+            GiveUp(
+                reason=f"round 1 has 2 of the 3 updates that it needs; missing: c: failed (out of memory){QUORUM_ADVICE}"
+            ),
+        ),
     ),
     "a gone site may come back until the deadline": ({}, [*ABC, *accepted("a", "b"), left("c")], ()),
     "it came back with its update": (
@@ -131,12 +136,20 @@ TABLE: dict[str, tuple[dict[str, Any], list[Event], tuple[Action, ...]]] = {
     "it came back and failed": (
         {},
         [*ABC, *accepted("a", "b"), left("c"), *joined("c"), failed("c")],
-        (GiveUp(reason="round 1 has 2 of the 3 updates that it needs; missing: c: failed (out of memory)"),),
+        (
+            GiveUp(
+                reason=f"round 1 has 2 of the 3 updates that it needs; missing: c: failed (out of memory){QUORUM_ADVICE}"
+            ),
+        ),
     ),
     "it did not come back": (
         {},
         [*ABC, *accepted("a", "b"), left("c"), fired()],
-        (GiveUp(reason="round 1 has 2 of the 3 updates that it needs; missing: c: gone (lease ran out)"),),
+        (
+            GiveUp(
+                reason=f"round 1 has 2 of the 3 updates that it needs; missing: c: gone (lease ran out){QUORUM_ADVICE}"
+            ),
+        ),
     ),
     "whoever leaves after its update is in it": (
         {},
