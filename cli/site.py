@@ -39,29 +39,34 @@ def add(
 def join(
     token: Annotated[str, typer.Argument(metavar="TOKEN", help="The token, or '-' to read it from stdin.")],
     home: options.SiteHome = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Join with a token: make the site's keys.
 
     Gets a certificate, and writes site.toml and a policy that allows nothing yet.
 
     Tell the keeper of the federation's key the fingerprint that this prints: the site takes part once
-    `atoll federation sign` has put it on the member list.
+    `atoll federation sign` has put it on the member list. With --json: site, federation, fingerprint, home.
 
     \b
     Example:
       atoll site join atoll1-... --home fed/st-mary
     """
     from atoll.cli.invitation import read_token
-    from atoll.cli.output import note
+    from atoll.cli.output import note, print_json
     from atoll.client.join import join_site
     from atoll.transport.identity import format_fingerprint
 
     folder = home or _default_home()
     identity = join_site(read_token(token), folder)
+    assert identity.signing_key is not None  # every site has one
+    fingerprint = format_fingerprint(identity.signing_key.public_key().public_bytes_raw())
+    if as_json:
+        told = {"site": identity.name, "federation": identity.federation}
+        print_json({**told, "fingerprint": fingerprint, "home": str(folder)})
+        return
     note(f"{identity.name} joined federation {identity.federation}; it is pending until the member list is signed")
-    if identity.signing_key is not None:
-        key = identity.signing_key.public_key().public_bytes_raw()
-        note(f"fingerprint of its signing key: {format_fingerprint(key)}")
+    note(f"fingerprint of its signing key: {fingerprint}")
     note(f"next: name apps and data in {folder / 'site.toml'}, allow apps in {folder / 'policy.toml'}")
     note(f"then: atoll site run --home {folder}")
 

@@ -48,20 +48,26 @@ def add(
 def join(
     token: Annotated[str, typer.Argument(metavar="TOKEN", help="The token, or '-' to read it from stdin.")],
     home: options.PersonHome = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Join with a token: make your keys.
+
+    With --json: user, federation, home.
 
     \b
     Example:
       atoll user join atoll1-...
     """
     from atoll.cli.invitation import read_token
-    from atoll.cli.output import note
+    from atoll.cli.output import note, print_json
     from atoll.client.people import IDENTITY_FOLDER, default_home, write_starter
     from atoll.transport.enrolment import USER_ROLES, enrol
 
     folder = home or default_home()
     identity = enrol(read_token(token), folder / IDENTITY_FOLDER, roles=USER_ROLES)
     settings = write_starter(folder)
+    if as_json:
+        print_json({"user": identity.name, "federation": identity.federation, "home": str(folder)})
+        return
     note(f"{identity.name} is now a {identity.role} of federation {identity.federation}; keys are in {folder}")
     note(f"next: name your apps in {settings}, then: atoll run job.toml")

@@ -42,7 +42,7 @@ FROZEN = {
     "atoll server run": ["FOLDER"],
     "atoll site": [],
     "atoll site add": ["--home", "--json", "--organisation", "--valid-hours", "NAME"],
-    "atoll site join": ["--home", "TOKEN"],
+    "atoll site join": ["--home", "--json", "TOKEN"],
     "atoll site list": ["--home", "--json"],
     "atoll site revoke": ["--home", "--yes", "NAME"],
     "atoll site run": ["--home"],
@@ -52,7 +52,7 @@ FROZEN = {
     "atoll strategies": ["--json"],
     "atoll user": [],
     "atoll user add": ["--home", "--json", "--organisation", "--role", "--valid-hours", "NAME"],
-    "atoll user join": ["--home", "TOKEN"],
+    "atoll user join": ["--home", "--json", "TOKEN"],
 }
 
 

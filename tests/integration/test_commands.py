@@ -84,6 +84,20 @@ def test_the_offline_key_admits_a_site_whose_fingerprint_its_keeper_has_seen(lon
     assert "failed  server" in failed.out
 
 
+def test_a_program_reads_what_joining_gave(lone: Federation, tmp_path: Path) -> None:
+    added = _json(lone, "site", "add", "annex", "--organisation", "St Mary's", "--home", lone.operator)
+    joined = _json(lone, "site", "join", added["token"], "--home", tmp_path / "annex")
+    waiting = _json(lone, "federation", "pending", "--home", lone.operator)
+    fingerprint = next(change["fingerprint"] for change in waiting if change["site"] == "annex")
+    home = str(tmp_path / "annex")
+    assert joined == {"site": "annex", "federation": "trial", "fingerprint": fingerprint, "home": home}
+    lone.atoll("site", "revoke", "annex", "--yes", "--home", lone.operator)
+
+    added = _json(lone, "user", "add", "grace", "--home", lone.operator)
+    joined = _json(lone, "user", "join", added["token"], "--home", tmp_path / "grace")
+    assert joined == {"user": "grace", "federation": "trial", "home": str(tmp_path / "grace")}
+
+
 def _site(federation: Federation, name: str) -> dict[str, Any]:
     sites = _json(federation, "site", "list", "--home", federation.operator)
     found: dict[str, Any] = next(site for site in sites if site["site"] == name)
