@@ -162,11 +162,11 @@ def test_what_cannot_be_done_is_one_line_and_a_code(
     ("table", "said"),
     [
         ({"app": "unheard-of"}, "app 'unheard-of' is not known on this machine"),
-        ({"values": "learning_rate = 1"}, "job.toml, line 11: unknown key 'app.learning_rate'"),
+        ({"values": "learning_rate = 1"}, "job.toml, line 12: unknown key 'app.learning_rate'"),
         ({"more": "[privacy]\ndifferential_privacy = {}"}, "not in this version"),
         (
             {"strategy": 'kind = "fedavgg"'},
-            "job.toml, line 14: strategy.kind = 'fedavgg' is not known; did you mean 'fedavg'?",
+            "job.toml, line 15: strategy.kind = 'fedavgg' is not known; did you mean 'fedavg'?",
         ),
     ],
     ids=["app", "value", "privacy", "strategy"],

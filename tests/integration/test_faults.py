@@ -129,7 +129,7 @@ def test_a_site_that_comes_back_goes_on_where_it_was(federation: Federation) -> 
     federation.make()
     federation.start_all("site-1", "site-2", "site-3")
     undisturbed = federation.model_hash(federation.finish(trial_job(rounds=2))["run"])
-    federation.fault("site-2").write_text("slow 0.3")
+    federation.fault("site-2").write_text("slow 3")  # seconds a step: it is seen training, however busy the machine is
     run = federation.submit(trial_job(rounds=2))
     federation.wait_until(run, lambda state: state["status"] == "running" and _is(state, "site-2", "training"))
     federation.sites["site-2"].kill()
