@@ -82,7 +82,7 @@ def init(
 def run(folder: Folder) -> None:
     """Run the server until SIGTERM or Ctrl-C.
 
-    It then lets transfers end; sites come back by themselves when it runs again.
+    It then gives transfers limits.drain_s to end; sites come back by themselves when it runs again.
 
     \b
     Example:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection
+from contextlib import suppress
 
 from atoll.aggregation.strategy import require_regions_allowed
 from atoll.server.driver import RunDriver
@@ -46,6 +47,7 @@ from atoll.wire.members_pb2 import ACTIVE, MemberList, SignedMemberList
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0  # leases and grants are looked at this often; both are tens of seconds long
+TRANSFERS_SHARE = 0.9  # of limits.drain_s; the rest is for the answers to those that have not ended
 
 
 class Coordinator:
@@ -98,16 +100,33 @@ class Coordinator:
         self._ticker = asyncio.create_task(self._tick(), name="leases and grants")
 
     async def drain(self) -> None:
-        """End every stream in order and stop; sites come back soon. Nothing is lost: all is journalled."""
+        """Let what is under way come to its end, end every stream in order, and stop; sites come back soon.
+
+        Nothing is lost: all is journalled, and what `limits.drain_s` is too short for is sent again.
+        """
         self._draining = True
         if self._ticker is not None:
             self._ticker.cancel()
+        under_way, drain_s = self.transfers.under_way, self.settings.limits.drain_s
+        under_way.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TRANSFERS_SHARE * drain_s):
+                await asyncio.gather(under_way.until_idle(), *(self._see_off(session) for session in self.sessions))
+                await self.runs.at_rest()
+        with suppress(TimeoutError):
+            async with asyncio.timeout((1 - TRANSFERS_SHARE) * drain_s):
+                await under_way.end_calls()
         for session in self.sessions:
             _end_in_order(session)
         await self.runs.close()
         self.transfers.close()
         if self._evaluator is not None:
             await self._evaluator.close()
+
+    async def _see_off(self, session: Session) -> None:
+        """A site that attaches anew would cut its transfer: its stream ends after that, and brings the verdict."""
+        await self.transfers.under_way.until_idle(session.site)
+        _end_in_order(session)
 
     async def _tick(self) -> None:
         last_s = time.monotonic()
@@ -269,6 +288,8 @@ class Coordinator:
 
     def _make_offers(self) -> None:
         """Fill the free places of connected sites, oldest run first, and wake runs that have all answers."""
+        if self._draining:  # sites that are being seen off have not given an answer
+            return
         places = {
             session.site: session.hello.capacity.runs_at_once
             for session in self.sessions

@@ -116,7 +116,7 @@ async def _serve(
     await server.start()
     print(server.ready_line, flush=True)
     await end.wait()
-    log.info("going down: streams end in order; a second signal ends them at once")
+    log.info("going down: transfers and streams end in order; a second signal ends them at once")
     drain = asyncio.create_task(server.drain())
     killed = asyncio.create_task(kill.wait())
     await asyncio.wait({drain, killed}, return_when=asyncio.FIRST_COMPLETED)
@@ -190,7 +190,7 @@ class Server:
             self._membership.start()
 
     async def drain(self) -> None:
-        """Lets nobody in any more, ends streams in order, gives other calls `limits.drain_s`, and stops."""
+        """Lets nobody in any more, gives transfers and other calls `limits.drain_s`, ends streams in order, and stops."""
         if self._watch is not None:
             self._watch.cancel()
         if self._membership is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 
 from atoll.aggregation.download import Download
@@ -71,6 +71,15 @@ class OpenRuns:
                     self._drive(row, manifest, await asyncio.to_thread(self._delegated, row.run))
         for driver in self:
             await driver.started()
+
+    async def at_rest(self) -> None:
+        """Returns when every run has done all that it was told so far: a round that has its last update is committed."""
+        rests = []
+        for driver in self:
+            rest = asyncio.Event()
+            driver.tell(None, _setting(rest))
+            rests.append(rest.wait())
+        await asyncio.gather(*rests)
 
     async def close(self) -> None:
         """Stop all drivers where they are; their journals hold the rest."""
@@ -240,8 +249,8 @@ class OpenRuns:
             if snapshot.status == "uploading":
                 await asyncio.sleep(1.0)
                 summary = await self._summary(await asyncio.to_thread(self._store.run, run))
-                continue
-            await summary.changed(seen)
+            else:
+                await summary.changed(seen)
             if self._closed:
                 raise Unavailable(f"the server goes down; run {run} goes on when it is back", run=run)
 
@@ -282,6 +291,13 @@ class OpenRuns:
         models = RunModels(self._folder.models, run, Manifest.decode(manifest))
         grant = await self._transfers.grant_download(caller.name, run, models, version)
         return runs_pb2.ModelReply(download=grant, manifest=manifest, version=version)
+
+
+def _setting(event: asyncio.Event) -> Callable[[], Awaitable[None]]:
+    async def set_it() -> None:
+        event.set()
+
+    return set_it
 
 
 def plan_of(job: Job) -> Plan:

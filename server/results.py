@@ -133,6 +133,9 @@ class Results:
                     raise _closed(driver, site, result)
                 await driver.durably(driver.pipeline.fold, round_, site, known.weight, update)
                 self._on_step(Step.FOLDED, driver.run)
+            except asyncio.CancelledError:
+                done.cancel()  # the server goes down: no verdict, so the site keeps its update
+                raise
             except BaseException as error:
                 done.set_exception(error if isinstance(error, RemoteError) else RuntimeError("not folded"))
                 if not isinstance(error, RemoteError):

@@ -66,7 +66,7 @@ class LimitsSection(Strict):
     max_model_bytes: int = Field(default=64 * _GIB, ge=1, le=1 << 48)
     max_open_runs: int = Field(default=64, ge=1, le=100_000)  # queued and running; more are refused with advice
     keep_versions: int = Field(default=3, ge=1)  # newest model versions of a run kept on disk, beside version 0
-    drain_s: Seconds = 30.0  # time for streams to end in order on SIGTERM
+    drain_s: Seconds = 30.0  # time for transfers, other calls and streams to end in order on SIGTERM
 
     @model_validator(mode="after")
     def _lease_outlives_heartbeats(self) -> LimitsSection:

@@ -53,7 +53,7 @@ database = "{database}"
 # max_model_bytes = 68719476736  # bytes of a model that a researcher may submit
 # max_open_runs   = 64           # runs queued and running at once
 # keep_versions   = 3            # newest model versions of a run that stay on disk, beside version 0
-# drain_s         = 30           # seconds that calls have to end on SIGTERM
+# drain_s         = 30           # seconds that transfers and other calls have to end on SIGTERM
 
 # This server as one site of another federation, for all sites of its own: a tree (docs/trees.md).
 # [upstream]

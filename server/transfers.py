@@ -2,7 +2,7 @@
 
 Invariants. An object is handed on only when all its bytes are in a slot under the announced checksum. What a cut
 upload has brought stays in its slot, so the site goes on from there; a slot that nobody is filling may be taken for
-another upload, which costs the first one its progress and nothing else.
+another upload, which costs the first one its progress and nothing else. Slots close after all that fills or reads them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,9 +20,10 @@ from atoll.server.models import Outgoing, RunModels
 from atoll.server.security import current_caller
 from atoll.server.settings import LimitsSection
 from atoll.server.steps import Observer, Step
+from atoll.server.under_way import UnderWay, going_down
 from atoll.transport.grants import Ask, Grant, GrantTable, Subject
 from atoll.transport.staging import StagingPool, StagingSlot
-from atoll.transport.transfer import GRANT_METADATA_KEY, Checksums, Withdrawal, frames, receive
+from atoll.transport.transfer import GRANT_METADATA_KEY, Checksums, frames, receive
 from atoll.wire import control_pb2 as pb
 from atoll.wire import transfer_pb2
 from atoll.wire.errors import DiskFull, LocalError, RemoteError, Stale, Unavailable, to_detail
@@ -74,14 +75,16 @@ class Transfers:
         self._pool = StagingPool(staging, limits.max_uploads + SPARE_SLOTS)
         self._uploads: dict[tuple[str, Subject], _Upload] = {}  # in the order of their last use
         self._downloads: dict[Subject, Outgoing] = {}
-        self._running: dict[str, Withdrawal] = {}  # by grant
         self._bytes: dict[str, list[int]] = defaultdict(lambda: [0, 0])  # by run: up, down
         self._crc32s: dict[Path, int] = {}
         self._checksums: dict[Path, Checksums] = {}  # of the pieces of a version: computed once for all sites
         self._background: set[asyncio.Task[None]] = set()
+        self.under_way = UnderWay()  # once it is closed, no grant is given any more
 
     def close(self) -> None:
-        """End what is under way and remove the slots."""
+        """Stop what is left and remove the slots. Calls have been ended before: `under_way.end_calls`."""
+        self.under_way.close()
+        self.under_way.cancel_work()
         for task in self._background:
             task.cancel()
         self._pool.close()
@@ -165,7 +168,13 @@ class Transfers:
     # --- transfers of people ----------------------------------------------------------------------------------------
 
     def grant_upload(self, name: str, run: str, num_bytes: int) -> pb.Grant:
-        """Leave for a person to upload version 0 of a run; `receive_model` takes the bytes."""
+        """Leave for a person to upload version 0 of a run.
+
+        Raises:
+            Unavailable: the server goes down.
+        """
+        if self.under_way.closed:
+            raise going_down(run)
         self._people.ask(Ask(site=name, subject=Subject(direction="up", run=run), num_bytes=num_bytes))
         return self._people.admit()[0].to_message()
 
@@ -174,7 +183,10 @@ class Transfers:
 
         Raises:
             Unknown: the version is not there.
+            Unavailable: the server goes down.
         """
+        if self.under_way.closed:
+            raise going_down(run)
         source = await asyncio.to_thread(models.stored, version)
         subject = Subject(direction="down", run=run, version=version, payload="model")
         self._people.ask(await self._download_ask(name, subject, source, 0))
@@ -190,6 +202,7 @@ class Transfers:
 
         Raises:
             Stale, NotAllowed: the grant is over, or another's.
+            Unavailable: the server goes down.
             BadFrame, TooLarge: as `transport.transfer.receive`.
         """
         caller = current_caller.get()
@@ -201,14 +214,15 @@ class Transfers:
         assert upload.slot is not None  # given with the grant
         try:
             async with upload.filling:
-                status = await self._receive(self._table, grant, requests, upload.slot)
+                async with self._receiving(self._table, grant, upload.slot) as moved:
+                    status = await receive(requests, upload.slot, moved)
                 upload.settling = status.complete
         finally:
             if upload.abandoned:
                 self._forget((caller.name, grant.ask.subject))
             self._pump()
         if status.complete:
-            self._spawn(self._settle(upload))
+            self.under_way.work(caller.name, self._settle(upload))
         return status
 
     async def download(self, request: transfer_pb2.DownloadRequest, context: Any) -> AsyncIterator[bytes]:
@@ -216,6 +230,7 @@ class Transfers:
 
         Raises:
             Stale, NotAllowed: the grant is over, or another's; or the offset is beyond the end.
+            Unavailable: the server goes down.
         """
         caller = current_caller.get()
         table = self._table if caller.role == "site" else self._people
@@ -223,15 +238,13 @@ class Transfers:
         source = self._downloads[grant.ask.subject]
         moved = request.offset
         try:
-            async with Withdrawal() as withdrawal, aclosing(self._frames(source, grant, request.offset)) as data:
-                self._running[grant.id] = withdrawal
+            async with self.under_way.call(grant), aclosing(self._frames(source, grant, request.offset)) as data:
                 async for frame in data:
                     yield frame
                     moved += len(frame)
                     table.progress(grant.id, moved)
                     self._bytes[grant.ask.subject.run][1] += len(frame)
         finally:
-            self._running.pop(grant.id, None)
             table.finish(grant.id)
             self._pump()
 
@@ -250,21 +263,23 @@ class Transfers:
     ) -> transfer_pb2.TransferStatus:
         grant = self._people.find(grant_id, name, "up")
         sink = sinks(grant.ask.subject.run)
-        status = await self._receive(self._people, grant, requests, sink.slot)
-        if status.complete:
-            await sink.complete()
+        async with self._receiving(self._people, grant, sink.slot) as moved:
+            status = await receive(requests, sink.slot, moved)
+            self._people.finish(grant.id)  # nothing moves any more: its pace is not looked at
+            if status.complete:
+                await sink.complete()
         return status
 
-    async def _receive(
-        self, table: GrantTable, grant: Grant, requests: AsyncIterator[bytes], slot: StagingSlot
-    ) -> transfer_pb2.TransferStatus:
+    @asynccontextmanager
+    async def _receiving(
+        self, table: GrantTable, grant: Grant, slot: StagingSlot
+    ) -> AsyncIterator[Callable[[int], None]]:
+        """A call that fills a slot; gives what is told how far it is."""
         before = slot.received_bytes
         try:
-            async with Withdrawal() as withdrawal:
-                self._running[grant.id] = withdrawal
-                return await receive(requests, slot, lambda received: self._moved(table, grant, received))
+            async with self.under_way.call(grant):
+                yield lambda received: self._moved(table, grant, received)
         finally:
-            self._running.pop(grant.id, None)
             self._bytes[grant.ask.subject.run][0] += max(0, slot.received_bytes - before)
             table.finish(grant.id)
 
@@ -287,6 +302,8 @@ class Transfers:
 
     def _pump(self) -> None:
         """Grant what there is room for."""
+        if self.under_way.closed:
+            return
         for grant in self._table.admit(self._pool.num_free + len(self._idle())):
             ask = grant.ask
             message = grant.to_message()
@@ -351,14 +368,12 @@ class Transfers:
 
     def _end_running(self, site: str, subject: Subject) -> None:
         for grant in self._table.active():
-            if (grant.ask.site, grant.ask.subject) == (site, subject) and grant.id in self._running:
+            if (grant.ask.site, grant.ask.subject) == (site, subject):
                 reason = Stale(f"{site} asked for this transfer anew", site=site, run=subject.run, field="grant")
-                self._running[grant.id].withdraw(reason)
+                self.under_way.withdraw(grant.id, reason)
 
     def _tell_withdrawn(self, grant: Grant, reason: RemoteError) -> None:
-        running = self._running.get(grant.id)
-        if running is not None:
-            running.withdraw(reason)
+        self.under_way.withdraw(grant.id, reason)
         self._send(grant.ask.site, grant_withdrawn=pb.GrantWithdrawn(grant=grant.id, reason=to_detail(reason)))
 
     def _spawn(self, work: Any) -> None:

@@ -88,10 +88,12 @@ class StagingSlot:
         return whole[: self.received_bytes].toreadonly()
 
     def close(self) -> None:
-        """Gives memory and disk back."""
+        """Gives memory and disk back; once more is fine."""
         self._map = None  # views that are left keep the mapping until they go
-        os.close(self._descriptor)
-        self._path.unlink(missing_ok=True)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._path.unlink(missing_ok=True)
+            self._descriptor = -1
 
     def _keep(self, offset: int, payload: memoryview) -> None:
         if self._map is None:

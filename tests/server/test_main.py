@@ -11,19 +11,16 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from samples.whole_server import ask, make, server_in
 
-from atoll.server.authority import Authority
 from atoll.server.database import FolderLock
-from atoll.server.main import Server, check_bind, run_server
-from atoll.server.settings import ServerFolder, load_settings
-from atoll.server.setup import init_server
-from atoll.server.store import Store
+from atoll.server.main import check_bind, run_server
 from atoll.transport.credentials import open_channel, open_plaintext_channel
 from atoll.transport.enrolment import enrol
 from atoll.transport.hello import make_hello
@@ -35,28 +32,6 @@ from atoll.wire.errors import ConfigError, LocalError, PortInUse, from_rpc
 
 RUN = "import sys; from pathlib import Path; from atoll.server.main import run_server; run_server(Path(sys.argv[1]))"
 PATIENCE_S = 120.0  # for a process to load the server on a busy machine
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [opened.getsockname()[1] for opened in sockets]
-    for opened in sockets:
-        opened.close()
-    return ports
-
-
-def make(tmp_path: Path, **changes: Any) -> Path:
-    port, enrolment_port = free_ports(2)
-    values: dict[str, Any] = {
-        "federation": "demo",
-        "key_folder": tmp_path / "offline",
-        "address": f"127.0.0.1:{port}",
-        "enrolment_address": f"127.0.0.1:{enrolment_port}",
-        "listen": f"127.0.0.1:{port}",
-        "enrolment_listen": f"127.0.0.1:{enrolment_port}",
-    }
-    init_server(tmp_path / "server", **(values | changes))
-    return tmp_path / "server"
 
 
 @pytest.fixture
@@ -80,29 +55,6 @@ def process_of(folder: Path) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.kill()
         process.communicate()
-
-
-@asynccontextmanager
-async def server_in(folder: Path) -> AsyncIterator[Server]:
-    """The same server inside this process."""
-    place = ServerFolder(root=folder)
-    settings = load_settings(folder, {})
-    store = Store.open(place.database_url(settings))
-    server = Server(place=place, settings=settings, store=store, authority=Authority.load(place.authority))
-    try:
-        await server.start()
-        yield server
-        await server.drain()
-    finally:
-        store.close()
-
-
-async def ask(identity: Identity, method: str, request: Any) -> Any:
-    async with open_channel(identity) as channel:
-        try:
-            return await getattr(admin_pb2_grpc.AdminStub(channel), method)(request, timeout=20)
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc(error) from None
 
 
 async def join(folder: Path, name: str) -> Identity:
