@@ -44,9 +44,9 @@ def test_an_unknown_kind_is_a_remote_error() -> None:
 
 
 def test_long_texts_are_cut() -> None:
-    long: dict[str, Any] = {name: name[0] * 5000 for name in ("site", "run", "field", "value", "bound")}
+    long = "x" * 5000
     bounds = {"message": 2000, "site": 63, "run": 26, "field": 512, "value": 200, "bound": 200}
-    detail = to_detail(BadUpdate("m" * 5000, **long))
+    detail = to_detail(BadUpdate(long, site=long, run=long, field=long, value=long, bound=long))
     assert {name: len(getattr(detail, name)) for name in bounds} == bounds
 
 
