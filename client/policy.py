@@ -110,7 +110,8 @@ class Policy(Strict):
             return None
         text = (
             f"a round of the run may combine as few as {request.fewest_sites} sites, min_cohort is {self.min_cohort}; raise "
-            f"min (and quorum, where it is set) of the job's schedule to {self.min_cohort}"
+            f"min (and quorum, where it is set) of the job's schedule to {self.min_cohort}, and take a reducer that "
+            "mixes as many, such as mean"
         )
         return _Reason("min_cohort", text, request.fewest_sites, self.min_cohort)
 
