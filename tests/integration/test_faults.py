@@ -84,6 +84,22 @@ def test_a_site_that_cannot_or_will_not_take_part_declines_with_the_reason(
         assert word in detail
 
 
+def test_a_site_is_told_how_few_updates_a_robust_reducer_lets_through(federation: Federation) -> None:
+    """Krum makes a version of one site's update, however many sites are in the round."""
+    federation.start_server()
+    federation.enrol_researcher()
+    federation.enrol_site(
+        "site-1",
+        policy='allowed_apps = [{ name = "trial", hash = "any-installed" }]\nresearchers = ["*"]\nmin_cohort = 2',
+    )
+    federation.sign()
+    federation.start_site("site-1")
+    krum = 'kind = "fedavg"\nreducer = { kind = "krum", faulty = 0 }'
+    detail = why_declined(federation, federation.submit(trial_job(strategy=krum, schedule="min = 3")))
+    assert "may combine as few as 1 sites" in detail
+    assert "a reducer that mixes as many, such as mean" in detail
+
+
 def test_a_site_with_other_code_under_the_same_name_declines(federation: Federation) -> None:
     federation.start_server()
     federation.enrol_researcher()
