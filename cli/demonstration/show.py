@@ -38,7 +38,7 @@ class Outcome:
     cast: Cast
     run: Mapping[str, Any]  # as `atoll status RUN --json` prints it
     told: Sequence[str]  # lines of `atoll status RUN`: the table of its rounds
-    accuracies: Mapping[int, float]  # at the server, of the whole test set, by round; a busy machine may skip rounds
+    accuracies: Mapping[int, float]  # of the whole test set, by round; that of the last one is the server's
     central_accuracy: float  # of the same model, trained as long with all data in one place
     seconds: float  # of everything, set-up included
     model: Path
@@ -82,7 +82,7 @@ def show(cast: Cast, *, rounds: int | None, out: Path, notice: Callable[[str], N
         notice("submitting the job; models and updates go over mutual TLS, data stays where it is")
         run = _follow_run(stage, crew, job_path, screen)
         told = crew.ask("status", atoll_command("status", run["run"], "--home", stage.researcher)).splitlines()
-        accuracies = accuracies_at_server(run)
+        accuracies = accuracies_of(run)
         model = _export(stage, crew, run["run"], out / MODEL_FILE)
         notice("for comparison: training the same model with all data in one place")
         central = _train_centrally(stage, crew, job_path)
@@ -106,20 +106,23 @@ def _follow_run(stage: Stage, crew: Crew, job: Path, screen: IO[str]) -> dict[st
     return run
 
 
-def accuracies_at_server(run: Mapping[str, Any]) -> dict[int, float]:
-    """Accuracy by round as the server found it, on the whole test set.
+def accuracies_of(run: Mapping[str, Any]) -> dict[int, float]:
+    """Accuracy by round, on the whole test set: at the server, or, where it skipped a version, over the sites' shares.
 
     Args:
         run: as `atoll status RUN --json` prints it.
 
     Raises:
-        DemoFailed: it has not judged the last version, whatever the sites say of it.
+        DemoFailed: the server has not judged the last version, whatever the sites say of it.
     """
-    found = {entry["round"]: entry["server"].get("accuracy") for entry in run["rounds"]}
-    known = {number: accuracy for number, accuracy in found.items() if accuracy is not None}
-    if run["num_rounds"] not in known:
+    found = {}
+    for entry in run["rounds"]:
+        judged = [entry[where].get("accuracy") for where in ("server", "evaluate")]
+        if values := [value for value in judged if value is not None]:
+            found[entry["round"]] = values[0]
+    if not any(e["round"] == run["num_rounds"] and e["server"].get("accuracy") is not None for e in run["rounds"]):
         raise DemoFailed(f"run {run['run']} ended without an evaluation of its last version at the server")
-    return known
+    return found
 
 
 def _export(stage: Stage, crew: Crew, run: str, out: Path) -> Path:
