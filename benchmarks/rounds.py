@@ -4,7 +4,8 @@
 
 Real server, agent and worker processes on loopback, mutual TLS unless --plain. The worker loads, changes and
 differences every tensor in torch; the server checks, folds and commits; the outbox is durable. The first round is left
-out (workers warm up). Memory is RssAnon above idle, in models: of the server, of an agent (`site`), of its workers.
+out (workers warm up). Memory is the peak of RssAnon: above idle and in models of the server and of an agent (`site`),
+in all and in MB, torch included, of a worker.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def run(root: Path, options: argparse.Namespace) -> dict[str, Any]:
         "ratio_to_limit": round(per_round / limit_s, 3),
         "server_peak_models": round(peaks["server"] / bytes_each, 2),
         "site_peak_models": round(max(peaks[site] for site in homes) / bytes_each, 2),
-        "worker_peak_models": round(max(peaks[f"{site} workers"] for site in homes) / bytes_each, 2),
+        "worker_peak_mb": round(max(peaks[f"{site} worker"] for site in homes) / 1e6),
     }
 
 
@@ -163,14 +164,11 @@ def throwaway_tls() -> Tls:
 
 
 class _Memory:
-    """Watches RssAnon of processes and of those that they start; peaks are above the first reading of each.
-
-    A worker is first read when it is forked, before it has loaded its model.
-    """
+    """Watches RssAnon of processes, above the first reading, and of the largest that each has started, in all."""
 
     def __init__(self, pids: dict[str, int]) -> None:
         self._pids = pids
-        self._idle: dict[int, int] = {}
+        self._idle = {name: anonymous_bytes(pid) for name, pid in pids.items()}
         self._peaks: dict[str, int] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -178,7 +176,7 @@ class _Memory:
         self._thread.start()
 
     def stop(self) -> dict[str, int]:
-        """Bytes, by name; those of the processes that a site's agent has started under "NAME workers"."""
+        """Bytes, by name; those of the largest process that a site's agent has started under "NAME worker"."""
         self._stop.set()
         self._thread.join()
         return self._peaks
@@ -189,15 +187,11 @@ class _Memory:
 
     def _read(self) -> None:
         for name, pid in self._pids.items():
-            self._note(name, self._above_idle(pid))
-            self._note(f"{name} workers", sum(self._above_idle(child) for child in _descendants(pid)))
+            self._note(name, anonymous_bytes(pid) - self._idle[name])
+            self._note(f"{name} worker", max(map(anonymous_bytes, _descendants(pid)), default=0))
 
     def _note(self, name: str, num_bytes: int) -> None:
         self._peaks[name] = max(self._peaks.get(name, 0), num_bytes)
-
-    def _above_idle(self, pid: int) -> int:
-        found = anonymous_bytes(pid)
-        return found - self._idle.setdefault(pid, found)
 
 
 def _descendants(pid: int) -> list[int]:
