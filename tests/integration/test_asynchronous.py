@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from integration.federation import Federation
 
 JOB = """
@@ -53,6 +54,7 @@ def test_a_server_killed_in_the_middle_goes_on_with_buffer_and_versions(federati
     assert state["rounds"][-1]["evaluate"]["accuracy"] > 0.9
 
 
+@pytest.mark.chaos
 def test_a_site_killed_with_a_stale_task_goes_on_with_it(federation: Federation) -> None:
     """Its update of an old round is kept, though rounds are committed meanwhile, and counts when it comes."""
     federation.start_all("site-1", "site-2", "site-3")
