@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from integration.federation import Federation
+from integration.federation import REPRODUCIBLE, Federation
 
 
 @pytest.fixture
@@ -26,14 +26,7 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     federation = Federation(tmp_path_factory.mktemp("trio"))
     try:
         federation.make()
-        federation.start_server()
-        federation.enrol_researcher()
-        for name in ("site-1", "site-2", "site-3"):
-            federation.enrol_site(name)
-            federation.add_settings(federation.home(name) / "site.toml", "[reproducible]\nseed = 7\n")
-        federation.sign()
-        for name in ("site-1", "site-2", "site-3"):
-            federation.start_site(name)
+        federation.start_all("site-1", "site-2", "site-3", settings=REPRODUCIBLE)
         yield federation
     finally:
         federation.close()

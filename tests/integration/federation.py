@@ -152,12 +152,13 @@ class Federation:
         self.sites[name] = self.start(name, "site", "run", "--home", self.home(name), **environment)
         return self.sites[name]
 
-    def start_all(self, *names: str) -> None:
-        """The common case: server, researcher, and these sites, signed and running."""
+    def start_all(self, *names: str, settings: str = "") -> None:
+        """The common case: server, researcher, and these sites, signed and running; `settings` goes into each site.toml."""
         self.start_server()
         self.enrol_researcher()
         for name in names:
             self.enrol_site(name)
+            self.add_settings(self.home(name) / "site.toml", settings)
         self.sign()
         for name in names:
             self.start_site(name)
@@ -316,6 +317,9 @@ class Federation:
     def opened(self, site: str) -> Path:
         """The file in which the trial app notes that it opens data at a site."""
         return self.root / f"{site}.opened"
+
+
+REPRODUCIBLE = "[reproducible]\nseed = 7\n"  # of rounding, in site.toml
 
 
 def command(arguments: Sequence[str | Path]) -> list[str]:

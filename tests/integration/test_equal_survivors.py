@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from integration.federation import Federation, trial_job
+from integration.federation import REPRODUCIBLE, Federation, trial_job
 
 from atoll.client.steps import Step
 
@@ -24,14 +24,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     federation = Federation(tmp_path_factory.mktemp("survivors"))
     try:
         federation.make()
-        federation.start_server()
-        federation.enrol_researcher()
-        for name in SITES:
-            federation.enrol_site(name)
-            federation.add_settings(federation.home(name) / "site.toml", "[reproducible]\nseed = 7\n")
-        federation.sign()
-        for name in SITES:
-            federation.start_site(name)
+        federation.start_all(*SITES, settings=REPRODUCIBLE)
         yield federation
     finally:
         federation.close()

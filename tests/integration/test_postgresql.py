@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from integration.federation import Federation, trial_job
+from integration.federation import REPRODUCIBLE, Federation, trial_job
 from samples.postgresql import postgresql
 
 from atoll.server.steps import Step
@@ -33,14 +33,7 @@ def federation(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[F
         with pytest.MonkeyPatch.context() as environment:
             environment.setenv("ATOLL_DATABASE", url)
             federation.make()
-        federation.start_server()
-        federation.enrol_researcher()
-        for name in SITES:
-            federation.enrol_site(name)
-            federation.add_settings(federation.home(name) / "site.toml", "[reproducible]\nseed = 7\n")
-        federation.sign()
-        for name in SITES:
-            federation.start_site(name)
+        federation.start_all(*SITES, settings=REPRODUCIBLE)
         yield federation
     finally:
         federation.close()
