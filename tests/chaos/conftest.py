@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from chaos.relay import Relay
-from integration.federation import Federation, trial_job
+from integration.federation import REPRODUCIBLE, Federation, trial_job
 
 JOB = trial_job(rounds=2, strategy='kind = "fedadam"\ncodec = { kind = "int8" }')
 SITES = ("site-1", "site-2", "site-3")
@@ -40,7 +40,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Federation,
         federation.enrol_researcher()
         for name in SITES:
             federation.enrol_site(name)
-            federation.add_settings(federation.home(name) / "site.toml", "[reproducible]\nseed = 7\n")
+            federation.add_settings(federation.home(name) / "site.toml", REPRODUCIBLE)
         reach_by(federation.home(RELAYED) / "site.toml", relay.port)
         federation.sign()
         for name in SITES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from integration.federation import Federation, trial_job
+from integration.federation import REPRODUCIBLE, Federation, trial_job
 
 ROOMY = ("site-1", "site-2")  # each works on two runs at once
 NARROW = "site-3"  # on one
@@ -26,7 +26,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         federation.enrol_researcher()
         for name in (*ROOMY, NARROW):
             federation.enrol_site(name)
-            federation.add_settings(federation.home(name) / "site.toml", "[reproducible]\nseed = 7\n")
+            federation.add_settings(federation.home(name) / "site.toml", REPRODUCIBLE)
         for name in ROOMY:
             path = federation.home(name) / "site.toml"
             path.write_text(path.read_text().replace("runs_at_once = 1", "runs_at_once = 2"))

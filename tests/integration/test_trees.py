@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from integration.federation import Federation, trial_job
+from integration.federation import REPRODUCIBLE, Federation, trial_job
 
 from atoll.client.steps import Step as SiteStep
 from atoll.server.steps import Step as ServerStep
@@ -98,7 +98,7 @@ def install_reducer(folder: Path) -> None:
 def start_sites(federation: Federation, *names: str) -> None:
     for name in names:
         federation.enrol_site(name)
-        federation.add_settings(federation.home(name) / "site.toml", "[reproducible]\nseed = 7\n")
+        federation.add_settings(federation.home(name) / "site.toml", REPRODUCIBLE)
     federation.sign()
     for name in names:
         federation.start_site(name)
