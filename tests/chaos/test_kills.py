@@ -39,7 +39,7 @@ SERVER_STEPS = [
     (ServerStep.EVALUATED, 5),
     (ServerStep.ENDED, 1),
 ]
-SHORT = {ServerStep.RECEIVED, ServerStep.MADE, ServerStep.COMMITTED, SiteStep.WORKED, SiteStep.KEPT}
+SHORT = {ServerStep.RECEIVED, ServerStep.MADE, SiteStep.KEPT}
 
 
 def _marked(steps: list[tuple[ServerStep | SiteStep, int]]) -> list[object]:

@@ -42,14 +42,15 @@ def test_a_site_opens_its_data_once_a_run(trio: Federation) -> None:
 @pytest.mark.parametrize(
     "strategy",
     [
-        'kind = "fedavg"',
-        'kind = "fedavg"\ncodec = { kind = "int8" }',
-        'kind = "fedavg"\ncodec = { kind = "bfloat16" }',
-        'kind = "fedavg"\ndownload = { kind = "int8" }',
-        'kind = "fedprox"\nrule = { kind = "fedprox", mu = 0.1 }',
-        'kind = "fedadam"\noptimizer = { kind = "adam", lr = 0.01 }',
+        pytest.param('kind = "fedavg"', id="fedavg", marks=pytest.mark.chaos),
+        pytest.param('kind = "fedavg"\ncodec = { kind = "int8" }', id="int8", marks=pytest.mark.chaos),
+        pytest.param('kind = "fedavg"\ncodec = { kind = "bfloat16" }', id="bfloat16", marks=pytest.mark.chaos),
+        pytest.param('kind = "fedavg"\ndownload = { kind = "int8" }', id="int8 down", marks=pytest.mark.chaos),
+        pytest.param('kind = "fedprox"\nrule = { kind = "fedprox", mu = 0.1 }', id="fedprox", marks=pytest.mark.chaos),
+        pytest.param(
+            'kind = "fedadam"\noptimizer = { kind = "adam", lr = 0.01 }\ncodec = { kind = "int8" }', id="fedadam int8"
+        ),
     ],
-    ids=["fedavg", "int8", "bfloat16", "int8 down", "fedprox", "fedadam"],
 )
 def test_equal_seeds_give_byte_equal_models(trio: Federation, strategy: str) -> None:
     first = trio.finish(trial_job(strategy=strategy))
