@@ -90,11 +90,8 @@ def _part(share: float, num_sites: int) -> int:
 
 def _complete(num_sites: int, num_corrupt: int, dropped: float | None, threat: Threat) -> Parameters:
     # Active: 2 (t - A) > n - A, so no two quorums of honest sites differ, and nobody's two kinds of share come out.
-    if threat == "active":
-        threshold = (num_sites + num_corrupt) // 2 + 1
-    else:
-        threshold = max(num_corrupt + 1, num_sites // 2 + 1)
-    threshold = max(threshold, num_corrupt + HONEST_INPUTS)
+    majority = (num_sites + (num_corrupt if threat == "active" else 0)) // 2 + 1
+    threshold = max(majority, num_corrupt + HONEST_INPUTS)
     room = num_sites - threshold
     if room < 0:
         raise _refused(num_sites, f"against {num_corrupt} corrupt sites {threshold} shares are needed; take more sites")
