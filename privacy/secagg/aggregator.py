@@ -15,18 +15,17 @@ from dataclasses import dataclass, field, replace
 from atoll.privacy.secagg import keys, shamir
 from atoll.privacy.secagg.masks import Mask
 from atoll.privacy.secagg.messages import (
-    HASH_BYTES,
     Kind,
     Phase,
     PublicKeys,
-    Revealed,
     ShareItem,
     Survivors,
+    body,
     decode_revealed,
     verify,
 )
 from atoll.privacy.secagg.plan import SessionPlan
-from atoll.privacy.secagg.site import commitment, pair_mask
+from atoll.privacy.secagg.site import commitment, pair_masks, self_masks
 from atoll.wire.errors import Malformed, NotAllowed, TooFewSites
 
 
@@ -66,7 +65,7 @@ def take_advertised(plan: SessionPlan, state: AggregatorState, sender: int, data
 
 def take_nonce(plan: SessionPlan, state: AggregatorState, sender: int, nonce: bytes) -> AggregatorState:
     """The opened nonce of a site. Raises Malformed where it is not what it had committed to."""
-    public = _public(plan, state)
+    public = _public(state)
     if sender not in public or hashlib.sha256(nonce).digest() != public[sender].commitment:
         name = plan.roster[sender].site
         raise Malformed(f"the nonce of {name} is not what it committed to", site=name, field="ring")
@@ -136,9 +135,7 @@ def fix_survivors(plan: SessionPlan, state: AggregatorState) -> AggregatorState:
             value=organisations,
             bound=fewest,
         )
-    roots = {
-        site: verify(plan, Phase.MASKED_INPUT, data).body[:HASH_BYTES] for site, data in state.inputs.items()
-    }
+    roots = {site: body(data) for site, data in state.inputs.items()}
     told = Survivors(sharing=state.sharing, surviving=surviving, roots=roots)
     return replace(state, survivors=told.encode(plan.parameters.num_sites))
 
@@ -168,29 +165,28 @@ def unmasking(plan: SessionPlan, state: AggregatorState, ring: bytes = b"") -> U
         TooFewSites: of some secret there are too few good shares yet; names its owner and who lied.
     """
     told = Survivors.decode(state.survivors, plan.parameters.num_sites)
-    shares = _shares(plan, state)
-    public = {site: one.masking for site, one in _public(plan, state).items()}
+    shares = _shares(state)
+    public = {site: one.masking for site, one in _public(state).items()}
     liars: dict[int, str] = {}
-    masks: list[list[Mask]] = [[] for _ in plan.lanes]
+    found: list[tuple[Mask, ...]] = []
     for owner in sorted(told.sharing):
         survives = owner in told.surviving
         kind = Kind.SEED if survives else Kind.KEY
         secret = _rebuilt(plan, state, owner, kind, shares.get((owner, kind), {}), public, liars)
-        for lane, found in enumerate(masks):
-            if survives:
-                found.append(Mask(key=keys.self_mask_key(plan.session, secret, owner, lane), negative=True))
-                continue
-            near = plan.neighbours(owner, ring) & told.surviving
-            # What the owner itself would have added is the opposite of what its neighbours did.
-            found.extend(pair_mask(plan, owner, other, secret, public, lane) for other in sorted(near))
-    return Unmasking(masks=tuple(tuple(found) for found in masks), liars=liars)
+        if survives:
+            found.append(tuple(mask.opposite for mask in self_masks(plan, owner, secret)))
+            continue
+        # What the owner itself would have added is the opposite of what its neighbours did.
+        near = plan.neighbours(owner, ring) & told.surviving
+        found.extend(pair_masks(plan, owner, other, secret, public) for other in sorted(near))
+    return Unmasking(masks=tuple(zip(*found, strict=True)), liars=liars)
 
 
-def _shares(plan: SessionPlan, state: AggregatorState) -> dict[tuple[int, Kind], dict[int, bytes]]:
+def _shares(state: AggregatorState) -> dict[tuple[int, Kind], dict[int, bytes]]:
     """Revealed shares by owner and kind, then holder."""
     shares: dict[tuple[int, Kind], dict[int, bytes]] = {}
     for holder, data in state.unmasked.items():
-        for one in decode_revealed(verify(plan, Phase.UNMASK, data).body):
+        for one in decode_revealed(body(data)):
             shares.setdefault((one.owner, one.kind), {})[holder] = one.share
     return shares
 
@@ -242,32 +238,27 @@ def _tried(
     except ValueError:
         return None
     if kind is Kind.SEED:
-        return secret if hashlib.sha256(secret).digest() == _seed_hash(plan, state, owner) else None
+        return secret if hashlib.sha256(secret).digest() == _seed_hash(state, owner) else None
     return secret if keys.public_key(secret) == public[owner] else None
 
 
-def _committed(
-    plan: SessionPlan, state: AggregatorState, owner: int, holder: int, kind: Kind, share: bytes
-) -> bool:
+def _committed(plan: SessionPlan, state: AggregatorState, owner: int, holder: int, kind: Kind, share: bytes) -> bool:
     """Whether a share is the one that its owner gave to its holder."""
     data = state.shared[owner].get(holder)
     if data is None:
         return False
-    item = ShareItem.decode(verify(plan, Phase.SHARE_KEYS, data).body)
+    item = ShareItem.decode(body(data))
     wanted = item.seed_commitment if kind is Kind.SEED else item.key_commitment
     return commitment(plan, owner, holder, kind, share) == wanted
 
 
-def _seed_hash(plan: SessionPlan, state: AggregatorState, owner: int) -> bytes:
+def _seed_hash(state: AggregatorState, owner: int) -> bytes:
     data = next(iter(state.shared[owner].values()))
-    return ShareItem.decode(verify(plan, Phase.SHARE_KEYS, data).body).seed_hash
+    return ShareItem.decode(body(data)).seed_hash
 
 
-def _public(plan: SessionPlan, state: AggregatorState) -> dict[int, PublicKeys]:
-    return {
-        site: PublicKeys.decode(verify(plan, Phase.ADVERTISE_KEYS, data).body)
-        for site, data in state.advertised.items()
-    }
+def _public(state: AggregatorState) -> dict[int, PublicKeys]:
+    return {site: PublicKeys.decode(body(data)) for site, data in state.advertised.items()}
 
 
 def _once(plan: SessionPlan, known: Mapping[int, bytes], sender: int, data: bytes) -> Mapping[int, bytes]:

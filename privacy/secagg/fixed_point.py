@@ -30,7 +30,7 @@ def largest_level(num_sites: int, bits: Bits) -> int:
     Raises:
         ValueError: so many sites leave no level.
     """
-    level = (2 ** (bits - 1) - 1) // num_sites - 1
+    level: int = (2 ** (bits - 1) - 1) // num_sites - 1
     if num_sites < 1 or level < 1:
         raise ValueError(f"{bits} bits hold no sum of {num_sites} sites; take the lane of 32 bits, or fewer sites")
     return level

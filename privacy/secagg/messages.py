@@ -79,7 +79,9 @@ def verify(plan: SessionPlan, phase: Phase, data: bytes) -> Signed:
     if sender >= len(plan.roster):
         raise Malformed(f"{phase.name}: site number {sender} of {len(plan.roster)}", field="sender", value=sender)
     if data[: _ENVELOPE.size] != _envelope(plan, phase, sender):
-        raise Malformed(f"{phase.name}: of another session, plan or phase", site=plan.roster[sender].site, field="envelope")
+        raise Malformed(
+            f"{phase.name}: of another session, plan or phase", site=plan.roster[sender].site, field="envelope"
+        )
     start, signature = data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]
     try:
         key = Ed25519PublicKey.from_public_bytes(plan.roster[sender].signing_key)
@@ -88,6 +90,11 @@ def verify(plan: SessionPlan, phase: Phase, data: bytes) -> Signed:
         name = plan.roster[sender].site
         raise Malformed(f"{phase.name}: not signed by {name}", site=name, field="signature") from None
     return Signed(phase=phase, sender=sender, body=start[_ENVELOPE.size :], data=data)
+
+
+def body(data: bytes) -> bytes:
+    """The body of a message that `verify` has let through before."""
+    return data[_ENVELOPE.size : -SIGNATURE_BYTES]
 
 
 def _envelope(plan: SessionPlan, phase: Phase, sender: int) -> bytes:
@@ -170,7 +177,7 @@ def decode_revealed(body: bytes) -> tuple[Revealed, ...]:
     """The shares of an UNMASK. Raises Malformed, among others where an owner stands there twice."""
     if len(body) % _REVEALED.size:
         raise Malformed(f"UNMASK: {len(body)} bytes are no list of shares", field="shares", value=len(body))
-    revealed = []
+    revealed: list[Revealed] = []
     for kind, owner, share in _REVEALED.iter_unpack(body):
         if kind not in (Kind.SEED, Kind.KEY) or (revealed and owner <= revealed[-1].owner):
             raise Malformed("UNMASK: shares of unknown kind, out of order or twice", field="shares", value=owner)
@@ -207,9 +214,7 @@ class Survivors:
                 f"survivors: {len(roots)} bytes of roots for {len(surviving)} sites", field="roots", value=len(roots)
             )
         found = [roots[start : start + HASH_BYTES] for start in range(0, len(roots), HASH_BYTES)]
-        return cls(
-            sharing=sharing, surviving=surviving, roots=dict(zip(sorted(surviving), found, strict=True))
-        )
+        return cls(sharing=sharing, surviving=surviving, roots=dict(zip(sorted(surviving), found, strict=True)))
 
 
 def bitmap(sites: frozenset[int], num_sites: int) -> bytes:

@@ -64,7 +64,9 @@ class SiteState:
     ring: bytes = b""
     public: Mapping[int, PublicKeys] = field(default_factory=dict)  # of all that sent keys (U0)
     shared: tuple[bytes, ...] = ()
-    held: Mapping[int, bytes] = field(default_factory=dict, repr=False)  # pair of shares, by owner; of U1 and neighbours
+    held: Mapping[int, bytes] = field(
+        default_factory=dict, repr=False
+    )  # pair of shares, by owner; of U1 and neighbours
     sharing: frozenset[int] = frozenset()  # U1
     input: bytes = b""
     input_root: bytes = b""
@@ -80,9 +82,7 @@ def advertise(plan: SessionPlan, site: int, drawn: Secrets, signing: Ed25519Priv
         masking=keys.public_key(drawn.masking_key),
         commitment=hashlib.sha256(drawn.ring_nonce).digest(),
     ).encode()
-    return SiteState(
-        site=site, secrets=drawn, advertised=sign(plan, Phase.ADVERTISE_KEYS, site, body, signing).data
-    )
+    return SiteState(site=site, secrets=drawn, advertised=sign(plan, Phase.ADVERTISE_KEYS, site, body, signing).data)
 
 
 def open_ring(state: SiteState) -> bytes:
@@ -149,7 +149,9 @@ def share(plan: SessionPlan, state: SiteState, signing: Ed25519PrivateKey) -> Si
             receiver=site,
             seed_hash=seed_hash,
             nonce=nonce,
-            sealed=keys.seal(_sealing_key(plan, state, state.site, site), nonce, pair, _context(plan, state.site, site)),
+            sealed=keys.seal(
+                _sealing_key(plan, state, state.site, site), nonce, pair, _context(plan, state.site, site)
+            ),
             seed_commitment=commitment(plan, state.site, site, Kind.SEED, seeds[site + 1]),
             key_commitment=commitment(plan, state.site, site, Kind.KEY, masking[site + 1]),
         )
@@ -203,30 +205,37 @@ def _opened(plan: SessionPlan, state: SiteState, message: Signed) -> bytes:
     return pair
 
 
-def masks(plan: SessionPlan, state: SiteState, lane: int) -> tuple[Mask, ...]:
-    """The masks of a lane of this site's input: its own, and one for each neighbour that shares.
+def masks(plan: SessionPlan, state: SiteState) -> tuple[tuple[Mask, ...], ...]:
+    """The masks of each lane of this site's input: its own, and one for each neighbour that shares.
 
     Raises:
         NotAllowed: it is not known yet who shares.
     """
     if not state.sharing:
         raise NotAllowed("whom to mask with is not known before shares were taken")
-    own = Mask(key=keys.self_mask_key(plan.session, state.secrets.seed, state.site, lane))
-    pairs = [
-        pair_mask(plan, state.site, other, state.secrets.masking_key, _masking_keys(state), lane)
-        for other in sorted(_neighbours(plan, state) & state.sharing)
-    ]
-    return (own, *pairs)
+    found = [self_masks(plan, state.site, state.secrets.seed)]
+    public = {site: one.masking for site, one in state.public.items()}
+    for other in sorted(_neighbours(plan, state) & state.sharing):
+        found.append(pair_masks(plan, state.site, other, state.secrets.masking_key, public))
+    return tuple(zip(*found, strict=True))
 
 
-def pair_mask(
-    plan: SessionPlan, site: int, other: int, private: bytes, public: Mapping[int, bytes], lane: int
-) -> Mask:
-    """The mask that `site`, whose masking key is `private`, shares with `other`: the smaller of the two adds it."""
+def self_masks(plan: SessionPlan, site: int, seed: bytes) -> tuple[Mask, ...]:
+    """The mask of each lane that a site adds by itself."""
+    return tuple(Mask(key=keys.self_mask_key(plan.session, seed, site, lane)) for lane in range(len(plan.lanes)))
+
+
+def pair_masks(
+    plan: SessionPlan, site: int, other: int, private: bytes, public: Mapping[int, bytes]
+) -> tuple[Mask, ...]:
+    """The mask of each lane that `site`, whose masking key is `private`, shares with `other`: the smaller one adds it."""
     low, high = min(site, other), max(site, other)
     secret = _agreed(plan, private, public[other], other)
-    key = keys.pair_mask_key(plan.session, secret, (low, high), (public[low], public[high]), lane)
-    return Mask(key=key, negative=site > other)
+    pair, both = (low, high), (public[low], public[high])
+    return tuple(
+        Mask(key=keys.pair_mask_key(plan.session, secret, pair, both, lane), negative=site > other)
+        for lane in range(len(plan.lanes))
+    )
 
 
 def send_input(plan: SessionPlan, state: SiteState, root: bytes, signing: Ed25519PrivateKey) -> SiteState:
@@ -294,14 +303,10 @@ def unmask(
             revealed.append(Revealed(kind=Kind.SEED, owner=owner, share=seed))
         else:
             revealed.append(Revealed(kind=Kind.KEY, owner=owner, share=masking))
-    return replace(
-        state, unmasked=sign(plan, Phase.UNMASK, state.site, encode_revealed(revealed), signing).data
-    )
+    return replace(state, unmasked=sign(plan, Phase.UNMASK, state.site, encode_revealed(revealed), signing).data)
 
 
-def _require_confirmed(
-    plan: SessionPlan, state: SiteState, told: Survivors, confirmations: Sequence[bytes]
-) -> None:
+def _require_confirmed(plan: SessionPlan, state: SiteState, told: Survivors, confirmations: Sequence[bytes]) -> None:
     wanted = hashlib.sha256(state.survivors).digest()
     counted = set()
     for data in confirmations:
@@ -336,10 +341,6 @@ def commitment(plan: SessionPlan, owner: int, holder: int, kind: Kind, share: by
 
 def _neighbours(plan: SessionPlan, state: SiteState) -> frozenset[int]:
     return plan.neighbours(state.site, state.ring) & state.public.keys()
-
-
-def _masking_keys(state: SiteState) -> dict[int, bytes]:
-    return {site: public.masking for site, public in state.public.items()}
 
 
 def _sealing_key(plan: SessionPlan, state: SiteState, sender: int, receiver: int) -> bytes:

@@ -6,9 +6,9 @@ import itertools
 import random
 
 import pytest
+from samples.secagg_session import as_integers, inputs, naive_sum, plan_of, run
 
 from atoll.wire.errors import NotAllowed, TooFewSites
-from privacy.secagg.federation import as_integers, inputs, naive_sum, plan_of, run
 
 PHASES = ("keys", "shares", "sends", "unmasks")
 

@@ -90,12 +90,12 @@ class Session:
                 self.ring = self.states[index].ring
         for index in sorted(sites & self.states.keys()):
             self.states[index] = site.share(self.plan, self.states[index], self.keys[index])
-            self.server = aggregator.take_shared(
-                self.plan, self.server, index, self.states[index].shared, self.ring
-            )
+            self.server = aggregator.take_shared(self.plan, self.server, index, self.states[index].shared, self.ring)
 
     def delivery(self, receiver: int) -> list[bytes]:
-        return [items[receiver] for owner, items in self.server.shared.items() if receiver in items and owner != receiver]
+        return [
+            items[receiver] for owner, items in self.server.shared.items() if receiver in items and owner != receiver
+        ]
 
     def send_inputs(self, sites: set[int], values: Mapping[int, list[NDArray[np.unsignedinteger]]]) -> None:
         for index in sorted(self.server.sharing):
@@ -104,8 +104,8 @@ class Session:
             )
         for index in sorted(sites & self.server.sharing):
             masked = [lane.copy() for lane in values[index]]
-            for number, lane in enumerate(masked):
-                add_masks(lane, 0, site.masks(self.plan, self.states[index], number))
+            for lane, masks in zip(masked, site.masks(self.plan, self.states[index]), strict=True):
+                add_masks(lane, 0, masks)
             root = hashlib.sha256(b"".join(lane.tobytes() for lane in masked)).digest()
             self.states[index] = site.send_input(self.plan, self.states[index], root, self.keys[index])
             self.server = aggregator.take_input(self.plan, self.server, index, self.states[index].input, root)
@@ -114,12 +114,8 @@ class Session:
     def confirm(self, sites: set[int]) -> None:
         self.server = aggregator.fix_survivors(self.plan, self.server)
         for index in sorted(sites & self.server.inputs.keys()):
-            self.states[index] = site.confirm(
-                self.plan, self.states[index], self.server.survivors, self.keys[index]
-            )
-            self.server = aggregator.take_confirmation(
-                self.plan, self.server, index, self.states[index].consistency
-            )
+            self.states[index] = site.confirm(self.plan, self.states[index], self.server.survivors, self.keys[index])
+            self.server = aggregator.take_confirmation(self.plan, self.server, index, self.states[index].consistency)
 
     def unmask(self, sites: set[int]) -> None:
         for index in sorted(sites & self.server.confirmed.keys()):
@@ -157,7 +153,9 @@ def inputs(plan: SessionPlan, seed: int = 1) -> dict[int, list[NDArray[np.unsign
 
 def naive_sum(values: Mapping[int, list[NDArray[np.unsignedinteger]]], sites: set[int]) -> list[list[int]]:
     """The sum in Python's own integers."""
-    signed = {index: [lane.view(lane.dtype.str.replace("u", "i")).tolist() for lane in values[index]] for index in sites}
+    signed = {
+        index: [lane.view(lane.dtype.str.replace("u", "i")).tolist() for lane in values[index]] for index in sites
+    }
     lanes = range(len(next(iter(values.values()))))
     return [[sum(column) for column in zip(*(signed[index][lane] for index in sites), strict=True)] for lane in lanes]
 
