@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.errors import PydanticUserError
 
 from atoll.aggregation import compositions, parts, plugins
 from atoll.aggregation.compositions import Composition
 from atoll.aggregation.plugins import Plugin
 from atoll.wire.errors import ConfigError
 
+# "(Reddi et al. 2020, arXiv:2003.00295, algorithm 2)", and "Xie et al. 2019 (arXiv:1903.03934)".
+_PAPER = re.compile(r"([A-Z][\w-]+(?: et al\.| and [A-Z][\w-]+)? \d{4})(?:, | \()(arXiv:\d{4}\.\d{4,5})")
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     name: str
-    type: str  # "number", "integer", "boolean", "string", "array"
+    type: str  # "number", "integer", "boolean", "string", "array", "table"
     default: str  # empty where the option is required
     bound: str
 
@@ -35,6 +39,7 @@ class Kind:
     source: str  # "built in", or distribution and version
     options: tuple[Option, ...] = ()
     failure: str = ""
+    paper: str = ""  # authors, year and arXiv id of the first that its text names
 
 
 def describe() -> list[Kind]:
@@ -44,30 +49,35 @@ def describe() -> list[Kind]:
 
 def _strategies() -> Iterator[Kind]:
     for name, composition in compositions.BUILT_IN.items():
-        yield Kind(part="strategy", kind=name, summary=composition.summary, source="built in")
+        summary = composition.summary
+        yield Kind(part="strategy", kind=name, summary=summary, source="built in", paper=_paper(summary))
     for plugin in _loaded("strategy", set(compositions.BUILT_IN)):
         value = plugin.value
         if plugin.failure or isinstance(value, Composition):
             summary = value.summary if isinstance(value, Composition) else ""
-            yield Kind(part="strategy", kind=plugin.kind, summary=summary, source=plugin.source, failure=plugin.failure)
+            yield Kind(
+                part="strategy",
+                kind=plugin.kind,
+                summary=summary,
+                source=plugin.source,
+                failure=plugin.failure,
+                paper=_paper(summary),
+            )
         else:
             yield _broken("strategy", plugin, "gives no Composition")
 
 
 def _kinds(part: str) -> Iterator[Kind]:
     for kind, made_by in parts.BUILT_IN[part].items():
-        yield Kind(part=part, kind=kind, summary=_summary(made_by), source="built in", options=_options(made_by, part))
+        yield _usable(part, kind, made_by, "built in")
     for plugin in _loaded(part, set(parts.BUILT_IN[part])):
         if plugin.failure or not isinstance(plugin.value, type):
             yield _broken(part, plugin, plugin.failure or "gives no class")
             continue
         try:
-            options = _options(plugin.value, part)
-        except ConfigError as error:
+            yield _usable(part, plugin.kind, plugin.value, plugin.source)
+        except (ConfigError, PydanticUserError) as error:  # no Options, or of types that have no description
             yield _broken(part, plugin, str(error))
-            continue
-        summary = _summary(plugin.value)
-        yield Kind(part=part, kind=plugin.kind, summary=summary, source=plugin.source, options=options)
 
 
 def _loaded(part: str, taken: set[str]) -> Iterator[Plugin]:
@@ -83,8 +93,17 @@ def _broken(part: str, plugin: Plugin, failure: str) -> Kind:
     return Kind(part=part, kind=plugin.kind, summary="", source=plugin.source, failure=failure)
 
 
-def _summary(made_by: type) -> str:
-    return (inspect.getdoc(made_by) or "").partition("\n")[0]
+def _usable(part: str, kind: str, made_by: type, source: str) -> Kind:
+    text = inspect.getdoc(made_by) or ""
+    options = _options(made_by, part)
+    return Kind(
+        part=part, kind=kind, summary=text.partition("\n")[0], source=source, options=options, paper=_paper(text)
+    )
+
+
+def _paper(text: str) -> str:
+    found = _PAPER.search(" ".join(text.split()))
+    return f"{found[1]}, {found[2]}" if found else ""
 
 
 def _options(made_by: type, part: str) -> tuple[Option, ...]:
@@ -94,8 +113,9 @@ def _options(made_by: type, part: str) -> tuple[Option, ...]:
 
 
 def _option(options: type[BaseModel], name: str, schema: dict[str, Any]) -> Option:
-    choices = [choice for choice in schema.get("anyOf", [schema]) if choice.get("type") != "null"]
+    choices = [choice for choice in schema.get("anyOf", [schema]) if choice.get("type") != "null"] or [{}]
     bound = " ".join(f"{sign} {choices[0][key]}" for key, sign in _BOUNDS.items() if key in choices[0])
     field = options.model_fields[name]
     default = "" if field.is_required() else str(field.default)
-    return Option(name=name, type=choices[0].get("type", "string"), default=default, bound=bound)
+    kind = choices[0].get("type", "table" if "$ref" in choices[0] else "string")
+    return Option(name=name, type=kind, default=default, bound=bound)

@@ -38,10 +38,10 @@ def installed(part: str) -> list[EntryPoint]:
 
 
 def load(point: EntryPoint) -> Plugin:
-    """Import a plugin; an exception while doing so becomes its `failure`."""
+    """Import a plugin; an exception while doing so, or an exit, becomes its `failure`."""
     try:
         return Plugin(kind=point.name, source=_source(point), value=point.load())
-    except Exception as error:  # noqa: BLE001  somebody else's code: whatever it raises must not stop the others
+    except (Exception, SystemExit) as error:  # noqa: BLE001  somebody else's code must not stop the others
         return Plugin(kind=point.name, source=_source(point), failure=f"{type(error).__name__}: {error}")
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 MEDIAN = '''
+from collections.abc import Callable
+
 import torch
 from atoll.aggregation.codecs.casts import FLOAT32
 from atoll.aggregation.compositions import Composition
@@ -41,6 +43,13 @@ class Unfinished(Tripled):
 
     def __init__(self, options):
         self.name = "unfinished"
+
+
+class Opaque(Tripled):
+    """Options that have no schema."""
+
+    class Options(Strict):
+        call: Callable[[int], int]
 
 
 class Raises(Tripled):
@@ -157,6 +166,7 @@ tripled = good_parts:Tripled
 mean = good_parts:Tripled
 unfinished = good_parts:Unfinished
 raises = good_parts:Raises
+opaque = good_parts:Opaque
 
 [atoll.codecs]
 sparse = good_parts:Sparse
@@ -171,6 +181,8 @@ number = good_parts:MISSING
 fedthrice = good_parts:fedthrice
 wrong = good_parts:Tripled
 """
+
+LEAVING_POINTS = "[atoll.optimizers]\nleaving = leaving_parts:Anything\n[atoll.strategies]\ngone = leaving_parts:one\n"
 
 WORKING_POINTS = """
 [atoll.rules]
@@ -310,6 +322,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     broken = "raise RuntimeError('needs a newer torch')\n"
     points = "[atoll.optimizers]\nbroken = broken_parts:Anything\n[atoll.codecs]\ntwice = broken_parts:A\n"
     install(site, "broken-parts", "broken_parts", broken, points)
+    install(site, "leaving-parts", "leaving_parts", "raise SystemExit('no display')\n", LEAVING_POINTS)
     other = "[atoll.optimizers]\nnumber = other_parts:NUMBER\n[atoll.codecs]\ntwice = other_parts:A\n"
     install(site, "other-parts", "other_parts", "NUMBER = 7\n", other)
     return printed(site, SCRIPT, JOBS)
@@ -378,6 +391,9 @@ def test_what_cannot_be_used_is_named(seen: dict[str, Any], name: str, key: str,
 def test_a_broken_plugin_is_listed_and_stops_no_other(seen: dict[str, Any]) -> None:
     listed = {(part, kind, source): failure for part, kind, source, failure in seen["kinds"]}
     assert listed[("optimizer", "broken", "broken-parts 1.2")] == "RuntimeError: needs a newer torch"
+    assert listed[("optimizer", "leaving", "leaving-parts 1.2")] == "SystemExit: no display"
+    assert listed[("strategy", "gone", "leaving-parts 1.2")] == "SystemExit: no display"
+    assert listed[("reducer", "opaque", "good-parts 1.2")]  # its options cannot be described
     assert listed[("reducer", "tripled", "good-parts 1.2")] == ""
     assert listed[("strategy", "fedthrice", "good-parts 1.2")] == ""
     assert "built-in" in listed[("reducer", "mean", "good-parts 1.2")]

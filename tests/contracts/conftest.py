@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+pytest.register_assert_rewrite("atoll.aggregation.testing.reducer_contract")
+
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:

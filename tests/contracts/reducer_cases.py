@@ -3,29 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
-from atoll.aggregation.parts import BUILT_IN, build
-from atoll.aggregation.reducers.reduction import Reducer
-
-ClosedForm = Callable[[Sequence[float], Sequence[int]], float]  # values of one coordinate and weights, by site
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReducerCase:
-    """`closed_form` is None where a coordinate's result depends on the others: see aggregation/reducers."""
-
-    kind: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    closed_form: ClosedForm | None = None
-    tolerance: float = 1e-12  # largest error of a coordinate whose values are of the order of 1
-
-    def made(self) -> Reducer:
-        reducer: Reducer = build("reducer", self.kind, self.options)
-        return reducer
+from atoll.aggregation.parts import BUILT_IN
+from atoll.aggregation.testing.reducer_contract import ReducerCase
 
 
 def weighted_mean(values: Sequence[float], weights: Sequence[int]) -> float:

@@ -1,0 +1,1 @@
+"""A schedule, a reducer and a strategy that Atoll finds by their entry points."""
