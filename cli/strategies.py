@@ -60,7 +60,7 @@ def _headline(kind: Kind) -> str:
     source = "" if kind.source == "built in" else f" [{kind.source}]"
     if kind.failure:
         return f"{kind.kind}{source}: cannot be used: {kind.failure}"
-    paper = f" {kind.paper}." if kind.paper and kind.paper not in kind.summary else ""
+    paper = f" {kind.paper}." if kind.paper and kind.paper.split()[-1] not in kind.summary else ""
     return f"{kind.kind}{source}: {kind.summary}{paper}"
 
 

@@ -68,8 +68,8 @@ def wrong(choice: Mapping[str, Any]) -> Iterator[tuple[Any, tuple[str, ...]]]:
             if name in choice:
                 beyond = choice[name] * 2 if step > 0 and choice[name] + step == choice[name] else choice[name] + step
                 yield beyond, (words, f"{choice[name]:g}" if choice[name] < 1e6 else "")
-        yield "x", ("number",)
-        yield [1], ("number",)
+        yield "x", ("wanted a ",)  # number, or duration
+        yield [1], ("wanted a ",)
         for value in (float("nan"), float("inf"), -float("inf")):
             yield value, ()
         if choice["type"] == "integer":
