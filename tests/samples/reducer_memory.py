@@ -1,4 +1,4 @@
-"""Prints, as JSON, how much anonymous memory each reducer took at its peak for two numbers of sites. Linux only.
+"""Prints how much anonymous memory a reducer took at its peak: KIND OPTIONS NUM_SITES. Linux only.
 
 Files that are mapped are no anonymous memory: the system takes their pages back when it needs them.
 """
@@ -60,16 +60,10 @@ def peak_of(kind: str, options: dict[str, Any], num_sites: int, spool: Path) -> 
 
 def main() -> None:
     torch.set_num_threads(1)
-    cases: dict[str, dict[str, Any]] = json.loads(sys.argv[1])
-    few, many = map(int, sys.argv[2:])
+    kind, options, num_sites = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
     with tempfile.TemporaryDirectory() as folder:
-        for kind, options in cases.items():
-            peak_of(kind, options, 8, Path(folder))  # what libraries load and keep at their first use
-        found = {
-            kind: [peak_of(kind, options, number, Path(folder)) for number in (few, many)]
-            for kind, options in cases.items()
-        }
-    print(json.dumps(found))
+        peak_of(kind, options, 8, Path(folder))  # what libraries load and keep at their first use
+        print(peak_of(kind, options, num_sites, Path(folder)))
 
 
 if __name__ == "__main__":
