@@ -70,6 +70,8 @@ def test_a_run_as_json() -> None:
         "round": 2,
         "num_rounds": 5,
         "version": 1,
+        "best_version": None,
+        "continues": None,
         "submitted_by": "ada",
         "submitted_at": "2027-01-15T08:00:00+00:00",
         "sites": [

@@ -1,0 +1,120 @@
+"""Early stop, the best version, values by round, warm start and resume: with real processes, through the commands of people."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+from integration.federation import Federation, trial_job
+from safetensors.numpy import load_file
+
+BEST = '[control.best]\nmetric = "accuracy"\nmode = "max"\n'
+ADAM = 'kind = "fedadam"\nlocal = ["2.*"]'  # state at the server, and tensors that stay at their site
+
+
+def follow(federation: Federation, job: str, *arguments: str | Path, code: int = 0) -> str:
+    """What `atoll run` says of a job that it follows to its end."""
+    path = federation.root / "followed.toml"
+    path.write_text(job)
+    done = federation.atoll("run", path, *arguments, "--home", federation.researcher, check=False)
+    assert done.code == code, f"{done.err}\n{federation.logs()}"
+    return done.out.strip() if code == 0 else done.err
+
+
+def test_a_run_that_improves_no_more_ends_early_and_its_best_version_is_kept(trio: Federation, tmp_path: Path) -> None:
+    more = BEST + "[control]\nearly_stop = { patience = 4, min_delta = 0.001 }\n"
+    events = tmp_path / "events.jsonl"
+    run = follow(trio, trial_job(rounds=40, values="lr = 0.0", more=more), "--events", events)
+    state = trio.status(run)
+    assert (state["status"], state["version"], state["best_version"]) == ("finished", 5, 1)
+    assert (
+        "early stop after round 5: accuracy at the sites has not improved by more than 0.001"
+        in state["reason"]["message"]
+    )
+    for text in ("is finished: early stop after round 5", "best version: 1, of round 1"):
+        assert text in trio.atoll("status", run, "--home", trio.researcher).out
+
+    said = [json.loads(line) for line in events.read_text().splitlines()]
+    assert [one["event"] for one in said if one["event"] != "Evaluated"] == [
+        "RunStarted", *["RoundClosed", "VersionCommitted"] * 5, "RunEnded",
+    ]  # fmt: skip
+    assert [one["best"] for one in said if one["event"] == "Evaluated"] == [True, False, False, False, False]
+
+    out = tmp_path / "best.safetensors"
+    trio.atoll("model", run, "--best", "--out", out, "--home", trio.researcher)
+    for name, array in trio.model_of_version(run, 0).items():
+        np.testing.assert_array_equal(load_file(out)[name], array)
+    gone = trio.atoll("model", run, "--version", "2", "--out", out, "--home", trio.researcher, check=False)
+    assert "version 2" in gone.err
+
+
+def test_values_of_a_job_change_from_a_round_on(trio: Federation, tmp_path: Path) -> None:
+    """At the sites (rate and work, which then weighs more) and at the server (its optimizer)."""
+    more = """
+[[control.override]]
+from_round = 2
+app.lr = 0.0
+strategy.work.steps = 40
+
+[[control.override]]
+from_round = 3
+app.lr = 0.1
+strategy.optimizer.lr = 1e-3
+"""
+    strategy = 'kind = "fedavg"\noptimizer = { kind = "sgd", lr = 1.0 }'
+    state = trio.finish(trial_job(rounds=3, strategy=strategy, more=more))
+    examples = sum(len(range(start, 450, 3 + start)) for start in range(3))
+    weights = [record["weight"] for record in state["rounds"]]
+    assert weights[0] == examples
+    assert weights[1] == weights[2] > 5 * examples, "40 steps are more examples than the one pass of the first round"
+    versions = [trio.model_of_version(state["run"], version) for version in range(4)]
+    moved = [
+        max(float(np.abs(after[name] - before[name]).max()) for name in after)
+        for before, after in itertools.pairwise(versions)
+    ]
+    assert moved[1] == 0.0, "a rate of 0 moves nothing"
+    assert 0 < moved[2] < 0.01 * moved[0]
+
+
+def test_a_run_begins_with_the_values_of_a_file(trio: Federation, tmp_path: Path) -> None:
+    job = trial_job(rounds=1, values="batch_norm = true")
+    first = trio.finish(job)["run"]
+    path = tmp_path / "model.safetensors"
+    trio.atoll("model", first, "--out", path, "--home", trio.researcher)
+    second = follow(trio, job, "--from", path)
+    begun = trio.model_of_version(second, 0)
+    assert begun["1.num_batches_tracked"] > 0
+    for name, array in load_file(path).items():
+        np.testing.assert_array_equal(begun[name], array)
+
+    text = follow(trio, trial_job(rounds=1, values="hidden = 8\nbatch_norm = true"), "--from", path, code=4)
+    assert 'tensor "0.bias" is float32 [16] in the file, and float32 [8] in the app\'s model' in text
+
+
+def test_a_run_goes_on_where_another_ended_though_the_server_is_killed(trio: Federation) -> None:
+    """The same bytes as in one go: optimizer at the server, tensors at the sites, batches and rounding go on."""
+    whole = trio.finish(trial_job(rounds=5, strategy=ADAM))
+    old = trio.finish(trial_job(rounds=2, strategy=ADAM))["run"]
+
+    text = follow(trio, trial_job(rounds=2, strategy=ADAM), "--resume", old, code=4)
+    assert "job.rounds = 2" in text
+    assert f"run {old} has done 2 rounds" in text
+    text = follow(trio, trial_job(rounds=5, strategy='kind = "fedavg"'), "--resume", old, code=4)
+    assert "strategy.optimizer is sgd in float64" in text
+
+    path = trio.root / "resumed.toml"
+    path.write_text(trial_job(rounds=5, strategy=ADAM))
+    run = trio.atoll("run", path, "--detach", "--resume", old, "--home", trio.researcher).out.strip()
+    trio.wait_until(run, lambda state: state["round"] >= 3 and state["status"] == "running")
+    assert trio.server is not None
+    trio.server.kill()
+    trio.start_server()
+    state = trio.wait_for_end(run)
+    assert state["status"] == "finished", trio.logs()
+    assert (state["continues"], state["version"]) == (old, 5)
+    assert [record["round"] for record in state["rounds"]] == [3, 4, 5]
+    assert f"goes on from run {old}" in trio.atoll("status", run, "--home", trio.researcher).out
+    assert trio.model_hash(run) == trio.model_hash(whole["run"])
+    trio.model_of_version(run, 2)
