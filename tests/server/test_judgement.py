@@ -101,10 +101,11 @@ def test_a_run_ends_when_its_metric_has_not_improved_for_so_long(values: list[fl
     assert run.state.outcome is Outcome.FINISHED
     assert run.state.version == last
     assert run.best == (best, best)
-    assert [end.reason for end in run.ends] == [
+    reason = (
         f"early stop after round {last}: accuracy at the sites has not improved in 3 evaluations; best "
         f"{values[best - 1]:.6g} in round {best}, version {best}"
-    ]
+    )
+    assert [end.reason for end in run.ends] == [reason]
     detail = run.ends[0].detail("run")
     assert detail is not None
     assert (detail.kind, detail.message) == ("", run.ends[0].reason)
