@@ -21,7 +21,7 @@ from atoll.transport.credentials import broke_off
 from atoll.transport.reconnect import Backoff
 from atoll.transport.transfer import download, upload
 from atoll.wire import model_file, runs_pb2, runs_pb2_grpc
-from atoll.wire.errors import ConfigError, LocalError, Malformed, Unavailable, Unknown
+from atoll.wire.errors import ConfigError, Incompatible, LocalError, Malformed, Unavailable, Unknown
 from atoll.wire.job import Job
 from atoll.wire.manifest import Manifest
 from atoll.wire.names import check_run_id
@@ -169,6 +169,7 @@ async def fetch_model(
 
     Raises:
         Unknown: no such run or version (the server keeps the newest few), or no best one.
+        Incompatible: the server is older than the best versions.
         DiskFull, LocalError: `out` cannot be written.
         BadManifest, BadFrame: the bytes on the way were not what they claimed to be.
     """
@@ -182,6 +183,8 @@ async def fetch_model(
         async with connect(person) as channel:
             stub = runs_pb2_grpc.RunsStub(channel)
             reply: runs_pb2.ModelReply = await stub.Model(request, timeout=CALL_TIMEOUT_S)
+            if best and not reply.best:
+                raise Incompatible("the server is too old to tell which version is the best; upgrade it", run=run)
             await download(channel, reply.download, raw)
         manifest = Manifest.decode(reply.manifest)
         _write_model(out, manifest, raw, {"atoll.run": run, "atoll.version": str(reply.version)})

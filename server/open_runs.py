@@ -347,7 +347,7 @@ class OpenRuns:
             version = (await self._summary(row)).version
         models = RunModels(self._folder.models, run, Manifest.decode(manifest))
         grant = await self._transfers.grant_download(caller.name, run, models, version)
-        return runs_pb2.ModelReply(download=grant, manifest=manifest, version=version)
+        return runs_pb2.ModelReply(download=grant, manifest=manifest, version=version, best=best)
 
 
 def _setting(event: asyncio.Event) -> Callable[[], Awaitable[None]]:

@@ -171,11 +171,13 @@ class ModelRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ..., version: _Optional[int] = ..., newest: _Optional[bool] = ..., best: _Optional[bool] = ...) -> None: ...
 
 class ModelReply(_message.Message):
-    __slots__ = ("download", "manifest", "version")
+    __slots__ = ("download", "manifest", "version", "best")
     DOWNLOAD_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    BEST_FIELD_NUMBER: _ClassVar[int]
     download: _control_pb2.Grant
     manifest: bytes
     version: int
-    def __init__(self, download: _Optional[_Union[_control_pb2.Grant, _Mapping]] = ..., manifest: _Optional[bytes] = ..., version: _Optional[int] = ...) -> None: ...
+    best: bool
+    def __init__(self, download: _Optional[_Union[_control_pb2.Grant, _Mapping]] = ..., manifest: _Optional[bytes] = ..., version: _Optional[int] = ..., best: _Optional[bool] = ...) -> None: ...

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 from integration.federation import Federation, trial_job
 from safetensors.numpy import load_file
 
@@ -24,32 +25,33 @@ def follow(federation: Federation, job: str, *arguments: str | Path, code: int =
 
 
 def test_a_run_that_improves_no_more_ends_early_and_its_best_version_is_kept(trio: Federation, tmp_path: Path) -> None:
-    more = BEST + "[control]\nearly_stop = { patience = 4, min_delta = 0.001 }\n"
+    more = BEST + "[control]\nearly_stop = { patience = 3, min_delta = 0.001 }\n"
     events = tmp_path / "events.jsonl"
     run = follow(trio, trial_job(rounds=40, values="lr = 0.0", more=more), "--events", events)
     state = trio.status(run)
-    assert (state["status"], state["version"], state["best_version"]) == ("finished", 5, 1)
+    assert (state["status"], state["version"], state["best_version"]) == ("finished", 4, 1)
     assert (
-        "early stop after round 5: accuracy at the sites has not improved by more than 0.001"
+        "early stop after round 4: accuracy at the sites has not improved by more than 0.001"
         in state["reason"]["message"]
     )
-    for text in ("is finished: early stop after round 5", "best version: 1, of round 1"):
+    for text in ("is finished: early stop after round 4", "best version: 1, of round 1"):
         assert text in trio.atoll("status", run, "--home", trio.researcher).out
 
     said = [json.loads(line) for line in events.read_text().splitlines()]
     assert [one["event"] for one in said if one["event"] != "Evaluated"] == [
-        "RunStarted", *["RoundClosed", "VersionCommitted"] * 5, "RunEnded",
+        "RunStarted", *["RoundClosed", "VersionCommitted"] * 4, "RunEnded",
     ]  # fmt: skip
-    assert [one["best"] for one in said if one["event"] == "Evaluated"] == [True, False, False, False, False]
+    assert [one["best"] for one in said if one["event"] == "Evaluated"] == [True, False, False, False]
 
     out = tmp_path / "best.safetensors"
-    trio.atoll("model", run, "--best", "--out", out, "--home", trio.researcher)
+    assert trio.atoll("model", run, "--best", "--out", out, "--home", trio.researcher).err.count("version 1") == 1
     for name, array in trio.model_of_version(run, 0).items():
         np.testing.assert_array_equal(load_file(out)[name], array)
-    gone = trio.atoll("model", run, "--version", "2", "--out", out, "--home", trio.researcher, check=False)
-    assert "version 2" in gone.err
+    on_disk = {path.name for path in (trio.server_folder / "models" / run).glob("?.safetensors")}
+    assert on_disk == {f"{version}.safetensors" for version in (0, 1, 2, 3, 4)}, "0, the best, and the newest three"
 
 
+@pytest.mark.chaos
 def test_values_of_a_job_change_from_a_round_on(trio: Federation, tmp_path: Path) -> None:
     """At the sites (rate and work, which then weighs more) and at the server (its optimizer)."""
     more = """
@@ -78,6 +80,7 @@ strategy.optimizer.lr = 1e-3
     assert 0 < moved[2] < 0.01 * moved[0]
 
 
+@pytest.mark.chaos
 def test_a_run_begins_with_the_values_of_a_file(trio: Federation, tmp_path: Path) -> None:
     job = trial_job(rounds=1, values="batch_norm = true")
     first = trio.finish(job)["run"]
@@ -95,17 +98,15 @@ def test_a_run_begins_with_the_values_of_a_file(trio: Federation, tmp_path: Path
 
 def test_a_run_goes_on_where_another_ended_though_the_server_is_killed(trio: Federation) -> None:
     """The same bytes as in one go: optimizer at the server, tensors at the sites, batches and rounding go on."""
-    whole = trio.finish(trial_job(rounds=5, strategy=ADAM))
+    whole = trio.finish(trial_job(rounds=4, strategy=ADAM))
     old = trio.finish(trial_job(rounds=2, strategy=ADAM))["run"]
 
     text = follow(trio, trial_job(rounds=2, strategy=ADAM), "--resume", old, code=4)
     assert "job.rounds = 2" in text
     assert f"run {old} has done 2 rounds" in text
-    text = follow(trio, trial_job(rounds=5, strategy='kind = "fedavg"'), "--resume", old, code=4)
-    assert "strategy.optimizer is sgd in float64" in text
 
     path = trio.root / "resumed.toml"
-    path.write_text(trial_job(rounds=5, strategy=ADAM))
+    path.write_text(trial_job(rounds=4, strategy=ADAM))
     run = trio.atoll("run", path, "--detach", "--resume", old, "--home", trio.researcher).out.strip()
     trio.wait_until(run, lambda state: state["round"] >= 3 and state["status"] == "running")
     assert trio.server is not None
@@ -113,8 +114,8 @@ def test_a_run_goes_on_where_another_ended_though_the_server_is_killed(trio: Fed
     trio.start_server()
     state = trio.wait_for_end(run)
     assert state["status"] == "finished", trio.logs()
-    assert (state["continues"], state["version"]) == (old, 5)
-    assert [record["round"] for record in state["rounds"]] == [3, 4, 5]
+    assert (state["continues"], state["version"]) == (old, 4)
+    assert [record["round"] for record in state["rounds"]] == [3, 4]
     assert f"goes on from run {old}" in trio.atoll("status", run, "--home", trio.researcher).out
     assert trio.model_hash(run) == trio.model_hash(whole["run"])
     trio.model_of_version(run, 2)
