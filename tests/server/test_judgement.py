@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from atoll.aggregation.schedule import Committed, Joined, Left, Ready
@@ -241,8 +243,6 @@ def test_equal_values_do_not_move_the_best() -> None:
 
 
 def test_a_run_that_goes_on_numbers_its_rounds_on() -> None:
-    from dataclasses import replace
-
     plan = replace(plan_of(job(rounds=5)), done_rounds=3, first_version=3)
     state, events = (
         begin(plan),

@@ -32,8 +32,9 @@ def test_a_job_by_round() -> None:
     assert (whole.at(5).strategy.work.num_epochs, whole.at(5).strategy.work.steps) == (None, 7)
     assert whole.at(5).strategy.work.batch_size == 8
     assert whole.at(9).app["augment"] == {"flip": True, "crop": 4}
-    assert whole.at(9).strategy.rule is not None
-    assert whole.at(9).strategy.rule.options == {"mu": 0.5}
+    rule = whole.at(9).strategy.rule
+    assert rule is not None
+    assert rule.options == {"mu": 0.5}
     assert decode_job(whole.canonical()) == whole
     assert [stage.from_round for stage in whole.stages] == [1, 5, 9]
 
