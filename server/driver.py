@@ -273,9 +273,9 @@ class RunDriver:
         self.state, actions = advance(self.plan, self.state, event)
         self.pipeline.drop(round_.number)
         log.info("run %s: round %d committed as version %d", self.run, round_.number, new.version)
+        await self._after(event)  # first, as in `_take`
         for action in actions:
             await self._act(action)
-        await self._after(event)
         if self.state.phase is Phase.FINISHING:
             version = self.state.version
             self._later("evaluation", EVALUATION_PATIENCE_S, lambda: self.tell(EvaluationEnded(version=version)))
