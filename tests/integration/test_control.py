@@ -96,7 +96,7 @@ def test_a_run_begins_with_the_values_of_a_file(trio: Federation, tmp_path: Path
     assert 'tensor "0.bias" is float32 [16] in the file, and float32 [8] in the app\'s model' in text
 
 
-def test_a_run_goes_on_where_another_ended_though_the_server_is_killed(trio: Federation) -> None:
+def test_a_run_goes_on_where_another_ended_though_the_server_is_killed(trio: Federation, tmp_path: Path) -> None:
     """The same bytes as in one go: optimizer at the server, tensors at the sites, batches and rounding go on."""
     whole = trio.finish(trial_job(rounds=4, strategy=ADAM))
     old = trio.finish(trial_job(rounds=2, strategy=ADAM))["run"]
@@ -105,14 +105,19 @@ def test_a_run_goes_on_where_another_ended_though_the_server_is_killed(trio: Fed
     assert "job.rounds = 2" in text
     assert f"run {old} has done 2 rounds" in text
 
-    path = trio.root / "resumed.toml"
+    path, gate = trio.root / "resumed.toml", tmp_path / "gate"
     path.write_text(trial_job(rounds=4, strategy=ADAM))
-    run = trio.atoll("run", path, "--detach", "--resume", old, "--home", trio.researcher).out.strip()
-    trio.wait_until(run, lambda state: state["round"] >= 3 and state["status"] == "running")
-    assert trio.server is not None
-    trio.server.kill()
-    trio.start_server()
-    state = trio.wait_for_end(run)
+    trio.fault("site-1").write_text(f"await {gate}")
+    try:
+        run = trio.atoll("run", path, "--detach", "--resume", old, "--home", trio.researcher).out.strip()
+        trio.wait_until(run, lambda state: state["round"] == 3 and state["status"] == "running")
+        assert trio.server is not None
+        trio.server.kill()
+        trio.start_server()
+        gate.touch()
+        state = trio.wait_for_end(run)
+    finally:
+        trio.fault("site-1").unlink()
     assert state["status"] == "finished", trio.logs()
     assert (state["continues"], state["version"]) == (old, 4)
     assert [record["round"] for record in state["rounds"]] == [3, 4]
