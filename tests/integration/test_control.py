@@ -1,9 +1,8 @@
-"""Early stop, the best version, values by round, warm start and resume: with real processes, through the commands of people."""
+"""Values by round, warm start and resume: with real processes, through the commands of people."""
 
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,8 @@ import pytest
 from integration.federation import Federation, trial_job
 from safetensors.numpy import load_file
 
-BEST = '[control.best]\nmetric = "accuracy"\nmode = "max"\n'
+pytestmark = pytest.mark.chaos  # what they are made of has tests of its own
+
 ADAM = 'kind = "fedadam"\nlocal = ["2.*"]'  # state at the server, and tensors that stay at their site
 
 
@@ -24,34 +24,6 @@ def follow(federation: Federation, job: str, *arguments: str | Path, code: int =
     return done.out.strip() if code == 0 else done.err
 
 
-def test_a_run_that_improves_no_more_ends_early_and_its_best_version_is_kept(trio: Federation, tmp_path: Path) -> None:
-    more = BEST + "[control]\nearly_stop = { patience = 3, min_delta = 0.001 }\n"
-    events = tmp_path / "events.jsonl"
-    run = follow(trio, trial_job(rounds=40, values="lr = 0.0", more=more), "--events", events)
-    state = trio.status(run)
-    assert (state["status"], state["version"], state["best_version"]) == ("finished", 4, 1)
-    assert (
-        "early stop after round 4: accuracy at the sites has not improved by more than 0.001"
-        in state["reason"]["message"]
-    )
-    for text in ("is finished: early stop after round 4", "best version: 1, of round 1"):
-        assert text in trio.atoll("status", run, "--home", trio.researcher).out
-
-    said = [json.loads(line) for line in events.read_text().splitlines()]
-    assert [one["event"] for one in said if one["event"] != "Evaluated"] == [
-        "RunStarted", *["RoundClosed", "VersionCommitted"] * 4, "RunEnded",
-    ]  # fmt: skip
-    assert [one["best"] for one in said if one["event"] == "Evaluated"] == [True, False, False, False]
-
-    out = tmp_path / "best.safetensors"
-    assert trio.atoll("model", run, "--best", "--out", out, "--home", trio.researcher).err.count("version 1") == 1
-    for name, array in trio.model_of_version(run, 0).items():
-        np.testing.assert_array_equal(load_file(out)[name], array)
-    on_disk = {path.name for path in (trio.server_folder / "models" / run).glob("?.safetensors")}
-    assert on_disk == {f"{version}.safetensors" for version in (0, 1, 2, 3, 4)}, "0, the best, and the newest three"
-
-
-@pytest.mark.chaos
 def test_values_of_a_job_change_from_a_round_on(trio: Federation, tmp_path: Path) -> None:
     """At the sites (rate and work, which then weighs more) and at the server (its optimizer)."""
     more = """
@@ -80,7 +52,6 @@ strategy.optimizer.lr = 1e-3
     assert 0 < moved[2] < 0.01 * moved[0]
 
 
-@pytest.mark.chaos
 def test_a_run_begins_with_the_values_of_a_file(trio: Federation, tmp_path: Path) -> None:
     job = trial_job(rounds=1, values="batch_norm = true")
     first = trio.finish(job)["run"]
