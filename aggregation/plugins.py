@@ -19,6 +19,8 @@ GROUPS: Final[Mapping[str, str]] = {
     "codec": "atoll.codecs",
     "reducer": "atoll.reducers",
     "optimizer": "atoll.optimizers",
+    "metric": "atoll.metrics",
+    "callback": "atoll.callbacks",
 }
 
 

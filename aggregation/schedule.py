@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 # --- events: what the schedule is told ------------------------------------------------------------------------------
 
@@ -179,6 +179,24 @@ class Schedule(Protocol[S]):
     def fewest_updates(self) -> int:
         """Updates that every closed round combines at least; sites refuse a run in which they are too few."""
         ...
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """A schedule that can begin after rounds of another run, with its numbers going on."""
+
+    def init_after(self, round: int, version: int, *, num_rounds: int, seed: int) -> Any:
+        """As `init`, where rounds up to `round` are done and made `version`; `num_rounds` counts them too."""
+        ...
+
+
+def initial(schedule: Schedule[S], num_rounds: int, seed: int, done_rounds: int, version: int) -> S:
+    """The state that a run begins with, after so many rounds of the run that it goes on from."""
+    if not done_rounds:
+        return schedule.init(num_rounds=num_rounds, seed=seed)
+    assert isinstance(schedule, Resumable)  # a submission that is not has been refused
+    state: S = schedule.init_after(done_rounds, version, num_rounds=num_rounds, seed=seed)
+    return state
 
 
 @runtime_checkable

@@ -15,6 +15,7 @@ from atoll.aggregation.codecs.encoding import Codec
 from atoll.aggregation.compositions import Composition
 from atoll.aggregation.layout import Buffers
 from atoll.aggregation.lr_schedules import LearningRate
+from atoll.aggregation.metrics import require_sums
 from atoll.aggregation.reducers.central import FLTrust
 from atoll.aggregation.reducers.reduction import Reducer
 from atoll.aggregation.round_sum import LARGEST_BOUND, SMALLEST_BOUND
@@ -160,6 +161,7 @@ def require_regions_allowed(job: Job, regions: Sequence[str]) -> None:
     """
     if not regions:
         return
+    require_sums(job)
     strategy = resolve(job)
     combined = combinations.Combined(
         schedule=strategy.schedule,

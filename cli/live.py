@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from atoll.cli.output import note, printable
-from atoll.cli.run_view import ENDED, render, round_line, status_line
+from atoll.cli.run_view import ENDED, best_line, origin_line, render, round_line, status_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,6 +53,8 @@ class Lines:
         ended = snapshot.status in ENDED
         if snapshot.status != self._status and not ended:
             self._write(status_line(snapshot))
+        if not self._status and (origin := origin_line(snapshot)):
+            self._write(origin)
         for site in snapshot.sites:
             if site.state == "declined" and site.site not in self._declined:
                 self._declined.add(site.site)
@@ -63,6 +65,8 @@ class Lines:
                 self._shown = record.round
                 self._write(round_line(record, snapshot.num_rounds))
         if snapshot.status != self._status and ended:
+            if best := best_line(snapshot):
+                self._write(best)
             self._write(status_line(snapshot))
         self._status = snapshot.status
 

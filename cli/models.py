@@ -16,6 +16,9 @@ def model(
     version: Annotated[
         int | None, typer.Option("--version", min=0, show_default="newest", help="Model version to fetch.")
     ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="The best version, by the metric that the job's [control.best] names.")
+    ] = False,
     home: options.PersonHome = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -24,8 +27,9 @@ def model(
     It loads with `safetensors.torch.load_file` and the app's `model()`.
 
     \b
-    Example:
+    Examples:
       atoll model latest --out model.safetensors
+      atoll model latest --best --out best.safetensors
     """
     import asyncio
 
@@ -33,8 +37,11 @@ def model(
     from atoll.client.people import Person, load_person
     from atoll.client.researcher import FetchedModel, fetch_model, find_run
 
+    if best and version is not None:
+        raise typer.BadParameter("give --best or --version, not both")
+
     async def fetch(person: Person) -> FetchedModel:
-        return await fetch_model(person, await find_run(person, run), out, version=version)
+        return await fetch_model(person, await find_run(person, run), out, version=version, best=best)
 
     found = asyncio.run(fetch(load_person(home)))
     if as_json:

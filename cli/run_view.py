@@ -39,6 +39,17 @@ def status_line(snapshot: runs_pb2.RunSnapshot) -> str:
     return f"run {snapshot.run} ({snapshot.name}) is {snapshot.status}{where}{why}"
 
 
+def origin_line(snapshot: runs_pb2.RunSnapshot) -> str:
+    """What the run goes on from; empty where it began anew."""
+    return f"goes on from run {snapshot.continues}" if snapshot.continues else ""
+
+
+def best_line(snapshot: runs_pb2.RunSnapshot) -> str:
+    """Which version is the best of those that are judged, where the job says by what."""
+    record = next((record for record in snapshot.rounds if record.version == snapshot.best_version), None)
+    return f"best version: {record.version}, of round {record.round}" if record is not None else ""
+
+
 def round_line(record: runs_pb2.RoundRecord, num_rounds: int) -> str:
     """One committed round in one line."""
     parts = [f"round {record.round} of {num_rounds}", f"{record.num_sites} sites", f"{record.seconds:.1f} s"]
@@ -57,6 +68,7 @@ def render(snapshot: runs_pb2.RunSnapshot, width: int = WIDE) -> RenderableType:
 
     ended = snapshot.status in ENDED
     parts: list[RenderableType] = [Text(status_line(snapshot), style="bold")]
+    parts += [Text(text) for text in (origin_line(snapshot), best_line(snapshot)) if text]
     if snapshot.sites and snapshot.status != "finished":
         parts.append(sites_table(snapshot, width))
         if width < BESIDE:

@@ -20,6 +20,18 @@ def run(
     watch: Annotated[
         bool, typer.Option("--watch/--detach", help="Follow the run to its end, or print its id and return.")
     ] = True,
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="Begin from this model (safetensors), as `atoll model` writes it."),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", metavar="RUN", help="Go on from the last version of a run of yours that has ended."),
+    ] = None,
+    events: Annotated[
+        Path | None,
+        typer.Option("--events", metavar="FILE", help="Append what happens to FILE, as a JSON object a line."),
+    ] = None,
     home: options.PersonHome = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -31,22 +43,28 @@ def run(
     Examples:
       atoll run job.toml
       atoll run job.toml --detach --json | jq -r .run
+      atoll run job.toml --from model.safetensors
+      atoll run job.toml --resume latest
     """
     import asyncio
 
     from atoll.cli.following import follow
     from atoll.cli.output import note, print_json
     from atoll.client.people import load_person
-    from atoll.client.researcher import submit
-    from atoll.wire.job import load_job, located
+    from atoll.client.researcher import find_run, submit
+    from atoll.wire.job import begun_from, load_job, located
 
+    if events is not None and not watch:
+        raise typer.BadParameter("--events hears of what this command follows; leave --detach out")
     person = load_person(home)
     with located(job):
-        submitted = asyncio.run(submit(person, load_job(job), notice=note))
+        wanted = load_job(job)
+        old = asyncio.run(find_run(person, resume)) if resume is not None else None
+        submitted = asyncio.run(submit(person, begun_from(wanted, start=start, continues=old), notice=note))
     if not watch:
         print_json({"run": submitted}) if as_json else print(submitted)
         return
-    _end(follow(person, submitted), as_json)
+    _end(follow(person, submitted, events=events), as_json)
 
 
 def list_runs(home: options.PersonHome = None, as_json: options.AsJson = False) -> None:

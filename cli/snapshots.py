@@ -61,6 +61,8 @@ def run_record(snapshot: runs_pb2.RunSnapshot, *, rounds: bool = True) -> dict[s
         "round": snapshot.round,
         "num_rounds": snapshot.num_rounds,
         "version": snapshot.version,
+        "best_version": snapshot.best_version or None,
+        "continues": snapshot.continues or None,
         "submitted_by": snapshot.submitted_by,
         "submitted_at": timestamp(snapshot.submitted_at_unix_s),
     }

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 from atoll.client.people import SETTINGS_FILE, Person
 from atoll.cluster.registry import GROUP, AppEntry, failure_of, hash_distribution, load_app
 from atoll.wire.checksum import crc32_of
-from atoll.wire.errors import AtollError, ConfigError, LocalError
+from atoll.wire.errors import AtollError, BadManifest, ConfigError, LocalError
 from atoll.wire.job import Job
 from atoll.wire.manifest import Manifest
+from atoll.wire.model_file import open_model
 from atoll.wire.room import reserve
 
 if TYPE_CHECKING:
@@ -62,24 +63,29 @@ def app_entry(person: Person, name: str) -> AppEntry:
 
 
 def build_first_version(person: Person, job: Job, folder: Path) -> FirstVersion:
-    """Builds the job's model from its seed and writes its bytes into `folder`.
+    """Builds the job's model and writes its bytes into `folder`: values from its seed, or from the file `job.start`.
 
     Raises:
         ConfigError: the strategy does not resolve, the app is not known here, or the [app] table does not fit it.
         AppFailed: the app does not import or raises.
-        BadManifest: the model has a tensor that cannot travel.
+        BadManifest: the model has a tensor that cannot travel, or the file other tensors than the model.
+        LocalError: a file cannot be read or written.
     """
-    from atoll.aggregation.strategy import resolve
+    from atoll.aggregation.stages import Strategies
     from atoll.wire.tensors import manifest_of
 
-    resolve(job)  # the server and the sites do the same: a mistake is told here, before anything is sent
+    Strategies(job)  # the server and the sites do the same: a mistake is told here, before anything is sent
     entry = app_entry(person, job.job.app)
     app_hash = hash_distribution(entry.distribution)
     module = _build_model(person, entry, app_hash, job)
     manifest = manifest_of(module)
+    for number, stage in enumerate(job.stages[1:]):
+        if stage.job.app != job.app:
+            _check_stage(manifest, manifest_of(_build_model(person, entry, app_hash, stage.job)), number)
     path = folder / "version-0.bin"
     try:
-        crc32 = _write(path, manifest, module)
+        start = job.job.start
+        crc32 = _write(path, manifest, module) if start is None else _copy(path, manifest, Path(start))
     except OSError as error:
         raise LocalError(f"{path} cannot be written: {error.strerror}") from None
     return FirstVersion(manifest=manifest.encode(), app_hash=app_hash, path=path, crc32=crc32)
@@ -97,6 +103,49 @@ def _write(path: Path, manifest: Manifest, module: nn.Module) -> int:
             write_state(manifest, module, mapped)
             with memoryview(mapped) as data:
                 return crc32_of(data)
+
+
+def _copy(path: Path, manifest: Manifest, start: Path) -> int:
+    """Writes a model file's values as the manifest's bytes, tensor by tensor; returns their crc32."""
+    with open_model(start) as model:
+        _require_tensors(manifest, model.manifest, start)
+        with path.open("wb+") as file:
+            if manifest.num_bytes == 0:
+                return 0
+            reserve(file.fileno(), manifest.num_bytes)
+            with mmap.mmap(file.fileno(), manifest.num_bytes) as mapped, memoryview(mapped) as data:
+                for spec in manifest:
+                    begin = model.manifest[spec.name].offset
+                    data[spec.offset : spec.offset + spec.num_bytes] = model.map[begin : begin + spec.num_bytes]
+                return crc32_of(data)
+
+
+def _require_tensors(wanted: Manifest, found: Manifest, start: Path) -> None:
+    """Whether a file has the model's tensors; in which order, and what it calls a buffer, does not matter."""
+    for name in sorted({spec.name for spec in (*wanted, *found)}):
+        texts = [_text(manifest, name) for manifest in (found, wanted)]
+        if texts[0] != texts[1]:
+            raise BadManifest(
+                f'{start}: tensor "{name}" is {texts[0]} in the file, and {texts[1]} in the app\'s model; use a file of '
+                "the same app and [app] values",
+                field=name,
+                value=texts[0],
+                bound=texts[1],
+            )
+
+
+def _text(manifest: Manifest, name: str) -> str:
+    return f"{manifest[name].dtype} {list(manifest[name].shape)}" if name in manifest else "absent"
+
+
+def _check_stage(first: Manifest, later: Manifest, number: int) -> None:
+    try:
+        first.require_same(later)
+    except BadManifest as error:
+        key = f"control.override.{number}.app"
+        raise ConfigError(
+            f"{key}: {error.message}: a run has one model, whose tensors cannot change on the way", key=key
+        ) from None
 
 
 def _build_model(person: Person, entry: AppEntry, app_hash: str, job: Job) -> nn.Module:

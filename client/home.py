@@ -65,7 +65,7 @@ class SiteHome:
         return self.state / "status.json"
 
     def run_state(self, run: str) -> Path:
-        """What a run's worker keeps over rounds and restarts; gone when the run has ended."""
+        """What a run's worker keeps over rounds and restarts; left_state.py says what becomes of it at the end."""
         return self.state / "runs" / run
 
     def worker_log(self, run: str) -> Path:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.client.home import SiteHome
+from atoll.client.left_state import app_folder, take_up
 from atoll.client.policy import Request, check_request, zones_of
 from atoll.client.settings import AppSection, SiteSettings
 from atoll.cluster.messages import Prepare
@@ -154,6 +155,8 @@ def preparation(admission: Admission, *, settings: SiteSettings, home: SiteHome,
     folder = private_folder(home.run_state(admission.run))
     manifest_path = folder / "manifest"
     _write_whole(manifest_path, admission.manifest.encode())
+    if (continues := admission.job.job.continues) is not None:
+        take_up(home, admission.run, continues)
     device = settings.devices.device
     return Prepare(
         run=admission.run,
@@ -165,7 +168,7 @@ def preparation(admission: Admission, *, settings: SiteSettings, home: SiteHome,
         data=admission.data,
         job=admission.job.canonical().decode(),
         manifest_path=str(manifest_path),
-        state_folder=str(private_folder(folder / "app")),
+        state_folder=str(private_folder(app_folder(home, admission.run))),
         device=None if device == "auto" else device,
         submitted_by=admission.submitted_by,
         rounding_seed_hex=_rounding_seed(admission, settings, secret).hex(),

@@ -21,7 +21,7 @@ from atoll.transport.credentials import broke_off
 from atoll.transport.reconnect import Backoff
 from atoll.transport.transfer import download, upload
 from atoll.wire import model_file, runs_pb2, runs_pb2_grpc
-from atoll.wire.errors import ConfigError, LocalError, Malformed, Unavailable, Unknown
+from atoll.wire.errors import ConfigError, Incompatible, LocalError, Malformed, Unavailable, Unknown
 from atoll.wire.job import Job
 from atoll.wire.manifest import Manifest
 from atoll.wire.names import check_run_id
@@ -52,6 +52,8 @@ class FetchedModel:
 async def submit(person: Person, job: Job, *, notice: Notice = _silent, patience_s: float = PATIENCE_S) -> str:
     """Builds version 0 on this machine, hands job and model to the server, and returns the run's id.
 
+    Of a job that continues a run the model is only looked at: the server has the values.
+
     Args:
         notice: hears what is done, one short text a step.
         patience_s: how long a server that goes away in the middle is waited for; one that never answers is not.
@@ -67,7 +69,7 @@ async def submit(person: Person, job: Job, *, notice: Notice = _silent, patience
             job=job.canonical(),
             manifest=first.manifest,
             app_hash=first.app_hash,
-            crc32=first.crc32,
+            crc32=0 if job.job.continues else first.crc32,
             request=uuid.uuid4().hex,
         )
         notice("handing it to the server")
@@ -160,15 +162,18 @@ async def stop(person: Person, run: str) -> None:
         await runs_pb2_grpc.RunsStub(channel).Stop(runs_pb2.StopRequest(run=run), timeout=CALL_TIMEOUT_S)
 
 
-async def fetch_model(person: Person, run: str, out: Path, *, version: int | None = None) -> FetchedModel:
-    """Writes a model version as safetensors to `out`: the newest where `version` is None.
+async def fetch_model(
+    person: Person, run: str, out: Path, *, version: int | None = None, best: bool = False
+) -> FetchedModel:
+    """Writes a model version as safetensors to `out`: the newest where `version` is None, or the `best`.
 
     Raises:
-        Unknown: no such run or version (the server keeps the newest few).
+        Unknown: no such run or version (the server keeps the newest few), or no best one.
+        Incompatible: the server is older than the best versions.
         DiskFull, LocalError: `out` cannot be written.
         BadManifest, BadFrame: the bytes on the way were not what they claimed to be.
     """
-    request = runs_pb2.ModelRequest(run=run, version=version or 0, newest=version is None)
+    request = runs_pb2.ModelRequest(run=run, version=version or 0, newest=version is None and not best, best=best)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -178,6 +183,8 @@ async def fetch_model(person: Person, run: str, out: Path, *, version: int | Non
         async with connect(person) as channel:
             stub = runs_pb2_grpc.RunsStub(channel)
             reply: runs_pb2.ModelReply = await stub.Model(request, timeout=CALL_TIMEOUT_S)
+            if best and not reply.best:
+                raise Incompatible("the server is too old to tell which version is the best; upgrade it", run=run)
             await download(channel, reply.download, raw)
         manifest = Manifest.decode(reply.manifest)
         _write_model(out, manifest, raw, {"atoll.run": run, "atoll.version": str(reply.version)})

@@ -25,6 +25,7 @@ from atoll.client.base_models import BaseModels, Spawn
 from atoll.client.board import Board
 from atoll.client.deliveries import Deliveries
 from atoll.client.home import SiteHome
+from atoll.client.left_state import set_aside
 from atoll.client.offers import Admission, admit, admit_region, preparation
 from atoll.client.refusal import as_refusal
 from atoll.client.settings import SiteSettings
@@ -32,7 +33,7 @@ from atoll.client.steps import Observer, Step
 from atoll.client.workers import Witness, Worker
 from atoll.cluster.messages import Evaluate, MetricSums, Prepared, Train
 from atoll.cluster.worker_process import WorkerDied
-from atoll.transport.durable import disk_errors, remove_tree
+from atoll.transport.durable import disk_errors
 from atoll.transport.outbox import Outbox
 from atoll.transport.tasks import Key, TaskLog
 from atoll.wire import control_pb2 as pb
@@ -356,7 +357,7 @@ class RunWork:
         await place.deliveries.drop_run(self.run)
         await self._with_room("leaving", lambda: asyncio.to_thread(place.task_log.leave, self.run))
         await asyncio.to_thread(place.base_models.drop_run, self.run)
-        await asyncio.to_thread(remove_tree, place.home.run_state(self.run))
+        await asyncio.to_thread(set_aside, place.home, self.run)
         place.board.gone(self.run)
 
     async def _end_worker(self) -> None:

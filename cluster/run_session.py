@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ class Training:
     dataset: Dataset[Any]
     optimizer: LocalOptimizer
     work: Work
+    max_weight: int  # of an update in any round of the run, as promised
     secret: bytes  # of the randomness of rounding
 
 
@@ -63,7 +64,8 @@ class RunSession:
 
     run: str
     site: str
-    job: Job
+    whole: Job
+    job: Job  # as it is in the rounds that this is opened for
     strategy: Strategy
     manifest: Manifest
     layout: UpdateLayout
@@ -79,11 +81,28 @@ class RunSession:
     def prepared(self) -> Prepared:
         """What the agent wants to know before it accepts the run."""
         return Prepared(
-            max_weight=self.training.work.max_weight if self.training else 0,
+            max_weight=self.training.max_weight if self.training else 0,
             update_bytes=self.layout.num_bytes if self.training else 0,
             device=str(self.device),
             download_bytes=self.download.num_bytes if self.download else 0,
         )
+
+    def at(self, round_: int) -> RunSession | None:
+        """The session of a round; None where `[app]` has other values then, so that it is to be opened anew.
+
+        Raises:
+            AppFailed: the data is no good for the round's work.
+        """
+        job = self.whole.at(round_)
+        if job.app != self.job.app:
+            return None
+        if job.strategy == self.job.strategy:
+            return self
+        training = self.training
+        if training is not None:
+            work = plan_work(self.app, training.dataset, job.strategy.work)
+            training = replace(training, work=work)
+        return replace(self, job=job, strategy=resolve(job), training=training)
 
     def train(self, request: Train, on_step: OnStep) -> Trained:
         """One round: load the base, train, write the update.
@@ -150,13 +169,13 @@ class RunSession:
         except ValidationError as error:
             raise Malformed(str(explain(error, WorkSection, "task")), field="config") from None
         work = plan_work(self.app, training.dataset, section)
-        if work.max_weight > training.work.max_weight:
+        if work.max_weight > training.max_weight:
             raise Malformed(
                 f"the task asks for work that weighs up to {work.max_weight}; this site promised at most "
-                f"{training.work.max_weight} in this run",
+                f"{training.max_weight} in this run",
                 field="config",
                 value=work.max_weight,
-                bound=training.work.max_weight,
+                bound=training.max_weight,
             )
         return work
 
@@ -211,8 +230,8 @@ class RunSession:
             self.state.save(round, Kept(tensors={**local, **kept.tensors}, values=kept.values))
 
 
-def open_session(request: Prepare) -> RunSession:
-    """Load everything that the run needs.
+def open_session(request: Prepare, round_: int = 1) -> RunSession:
+    """Load everything that the run needs in a round, and in those after it until `[app]` changes.
 
     Raises:
         NotAllowed, Unknown, AppFailed: the app is another than asked for, not here, or fails.
@@ -220,18 +239,23 @@ def open_session(request: Prepare) -> RunSession:
         BadManifest: the app's model is not the run's.
         DeviceMissing: the wished device is not here.
     """
-    job = decode_job(request.job.encode())
+    whole = decode_job(request.job.encode())
+    job = whole.at(round_)
     strategy = resolve(job)
     device = choose_device(job.training.device, request.device)
     set_up_torch(job.training, device, trains=request.training)
     entry = AppEntry(name=request.app_name, distribution=request.distribution, entry_point=request.entry_point)
-    app = build_app(load_app(entry, request.app_hash), job.app, request.data)
+    kind = load_app(entry, request.app_hash)
+    for stage in whole.stages[1:]:
+        build_app(kind, stage.job.app, request.data)  # values that the app does not take are told on joining
+    app = build_app(kind, job.app, request.data)
     model = build_model(app, job.job.seed).to(device)
     manifest = Manifest.decode(Path(request.manifest_path).read_bytes())
     manifest.require_same(manifest_of(model))
     return RunSession(
         run=request.run,
         site=request.site,
+        whole=whole,
         job=job,
         strategy=strategy,
         manifest=manifest,
@@ -243,18 +267,19 @@ def open_session(request: Prepare) -> RunSession:
         download=Download(manifest, strategy.download, job.job.seed) if strategy.download and request.encoded else None,
         transient={name: buffer.clone() for name, buffer in model.named_buffers() if name not in model.state_dict()},
         state=SiteState(Path(request.state_folder)),
-        training=_open_training(request, job, app, model) if request.training else None,
+        training=_open_training(request, whole, job, app, model) if request.training else None,
         test_data=app.data("test") if job.evaluation.sites or not request.training else None,
     )
 
 
-def _open_training(request: Prepare, job: Job, app: App, model: nn.Module) -> Training:
+def _open_training(request: Prepare, whole: Job, job: Job, app: App, model: nn.Module) -> Training:
     secret = bytes.fromhex(request.rounding_seed_hex)
     if len(secret) != SECRET_BYTES:
         raise Malformed(f"rounding_seed_hex has {len(secret)} bytes, wanted {SECRET_BYTES}", field="rounding_seed_hex")
     dataset = app.data("train")
     if dataset is None:
         raise AppFailed('data("train") is None: this site has nothing to train on', field="data.train")
+    sections = {stage.job.strategy.work for stage in whole.stages}
     optimizer = app.optimizer(model.parameters())
     if not isinstance(optimizer, Optimizer):
         raise AppFailed(
@@ -264,5 +289,6 @@ def _open_training(request: Prepare, job: Job, app: App, model: nn.Module) -> Tr
         dataset=dataset,
         optimizer=LocalOptimizer(optimizer, keeps_state=app.keeps_optimizer),
         work=plan_work(app, dataset, job.strategy.work),
+        max_weight=max(plan_work(app, dataset, section).max_weight for section in sections),
         secret=secret,
     )

@@ -83,6 +83,7 @@ class Worker:
 
     def __init__(self, connection: socket.socket, inbox: Inbox) -> None:
         self._connection, self._inbox = connection, inbox
+        self._prepare: Prepare | None = None
         self._session: RunSession | None = None
 
     def serve(self) -> None:
@@ -106,17 +107,23 @@ class Worker:
 
     def _do(self, request: Prepare | Train | Evaluate) -> Answer:
         if isinstance(request, Prepare):
-            self._session = None  # the old run's memory first
+            self._prepare = self._session = None  # the old run's memory first
             self._session = open_session(request)
+            self._prepare = request
             return self._session.prepared()
-        if self._session is None:
+        if self._prepare is None:
             raise Malformed(f"{request.kind} before prepare")
+        session = self._open_at(self._prepare, request.round)
         on_step = self._on_step(request.key)
-        return (
-            self._session.train(request, on_step)
-            if isinstance(request, Train)
-            else self._session.evaluate(request, on_step)
-        )
+        return session.train(request, on_step) if isinstance(request, Train) else session.evaluate(request, on_step)
+
+    def _open_at(self, prepare: Prepare, round_: int) -> RunSession:
+        """The session of a round, opened anew where the job's `[app]` has other values in it."""
+        if self._session is not None:
+            self._session = self._session.at(round_)
+        if self._session is None:
+            self._session = open_session(prepare, round_)
+        return self._session
 
     def _on_step(self, key: str) -> OnStep:
         last_s = time.monotonic()
@@ -133,7 +140,7 @@ class Worker:
 
     def _placed(self, error: AtollError, request: Prepare | Train | Evaluate) -> AtollError:
         """The error with site, run and round, where it does not name them itself."""
-        session = request if isinstance(request, Prepare) else self._session
+        session = request if isinstance(request, Prepare) else self._prepare
         if isinstance(error, RemoteError) and session is not None:
             error.site, error.run = error.site or session.site, error.run or session.run
             error.round = error.round or getattr(request, "round", 0)

@@ -29,7 +29,7 @@ from atoll.server.models import RunModels
 from atoll.server.pipeline import Pipeline
 from atoll.server.records import RoundRow, RunRow
 from atoll.server.round import Round
-from atoll.server.run import advance, begin, end_of, outstanding, replay
+from atoll.server.run import advance, begin, end_of, kept_for_good, outstanding, replay
 from atoll.server.run_state import (
     AnnounceCommit,
     ArmTimer,
@@ -50,7 +50,7 @@ from atoll.server.store import Store
 from atoll.server.summary import RunSummary
 from atoll.server.surroundings import Surroundings
 from atoll.wire import control_pb2 as pb
-from atoll.wire.errors import BadUpdate, DiskFull, RemoteError, Stale, to_detail
+from atoll.wire.errors import BadUpdate, DiskFull, RemoteError, Stale
 from atoll.wire.job import Job
 from atoll.wire.manifest import Manifest
 
@@ -92,7 +92,7 @@ class RunDriver:
         self.models = models
         self.manifest = manifest
         self.state: RunState = begin(plan)
-        self.summary = RunSummary(row, plan.num_rounds)
+        self.summary = RunSummary(row, plan.num_rounds, plan.done_rounds, plan.first_version)
         self._row = row
         self._keep_versions = keep_versions
         self._on_step = on_step
@@ -148,7 +148,7 @@ class RunDriver:
 
     def resend_tasks(self, site: str) -> None:
         """Tell a site that is back again what is open for it, and how far the run is."""
-        if self.state.version:
+        if self.state.committed is not None:
             self._around.send(site, committed=committed_message(self.run, self.state, site))
         for task in self.state.tasks.values():
             if task.site == site:
@@ -273,9 +273,9 @@ class RunDriver:
         self.state, actions = advance(self.plan, self.state, event)
         self.pipeline.drop(round_.number)
         log.info("run %s: round %d committed as version %d", self.run, round_.number, new.version)
+        await self._after(event)  # first, as in `_take`
         for action in actions:
             await self._act(action)
-        await self._after(event)
         if self.state.phase is Phase.FINISHING:
             version = self.state.version
             self._later("evaluation", EVALUATION_PATIENCE_S, lambda: self.tell(EvaluationEnded(version=version)))
@@ -290,7 +290,7 @@ class RunDriver:
         begun = {task.base_version for task in self.state.tasks.values()}
         in_use = begun | {round_.base_version for round_ in self.state.rounds.values()} | set(self.state.evaluations)
         newest = set(range(max(0, self.state.version - self._keep_versions + 1), self.state.version + 1))
-        await asyncio.to_thread(self.models.prune, in_use | newest | {self.state.version})
+        await asyncio.to_thread(self.models.prune, in_use | newest | kept_for_good(self.plan, self.state))
 
     # --- tasks and timers -------------------------------------------------------------------------------------------
 
@@ -352,7 +352,7 @@ class RunDriver:
     async def _end(self, action: EndRun) -> None:
         self._on_step(Step.ENDED, self.run)
         status = action.outcome.value
-        reason = to_detail(action.error(self.run)) if action.reason else None
+        reason = action.detail(self.run)
         await self.durably(self._store.set_status, self.run, status, reason.SerializeToString() if reason else None)
         for number in list(self.summary.open_rounds):
             self.pipeline.drop(number)

@@ -85,6 +85,15 @@ class Broken:
     ours: bool = True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continued:
+    """The first event of a run that goes on from another one, after its `round` and from its `version`."""
+
+    run: str
+    round: int
+    version: int
+
+
 # --- of a region: what the upper server wants (docs/trees.md) --------------------------------------------------------
 
 
@@ -127,6 +136,7 @@ RunEvent = (
     | WaitEnded
     | StopAsked
     | Broken
+    | Continued
     | Delegated
     | Asked
     | Withdrawn

@@ -6,6 +6,7 @@ to say: a file that no commit names is overwritten by the next attempt at that v
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Collection
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from atoll.aggregation.download import Download
 from atoll.cluster.update_file import create_update
+from atoll.transport.durable import disk_errors, sync_file, sync_folder
 from atoll.wire.checksum import crc32_of
 from atoll.wire.errors import Unknown
 from atoll.wire.manifest import Manifest
@@ -41,7 +43,7 @@ class RunModels:
     def __init__(self, folder: Path, run: str, manifest: Manifest, download: Download | None = None) -> None:
         self._folder = folder / run
         self._run = run
-        self._manifest = manifest
+        self.manifest = manifest
         self._download = download
         self._encoding = threading.Lock()
 
@@ -114,7 +116,7 @@ class RunModels:
             DiskFull: no room; nothing is left behind.
         """
         return create(
-            self.path(version), self._manifest, {"atoll.run": self._run, "atoll.version": str(version)} | metadata
+            self.path(version), self.manifest, {"atoll.run": self._run, "atoll.version": str(version)} | metadata
         )
 
     def prune(self, keep: Collection[int]) -> None:
@@ -130,3 +132,25 @@ class RunModels:
     def remove(self) -> None:
         """Forget the run's files altogether."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def place_file(source: Path, path: Path) -> None:
+    """The file `source` under the name `path` too, durably; nothing where that is there. Blocks.
+
+    A link where that can be, so that the file is once on the disk and once in the page cache: neither is written again.
+
+    Raises:
+        DiskFull, LocalError: it cannot be placed there.
+    """
+    if path.exists():
+        return
+    with disk_errors(path):
+        sync_file(source)  # an agent that fetched it does not, since it can fetch it again
+        try:
+            os.link(source, path)
+        except OSError:  # two file systems, or one without links
+            draft = path.with_suffix(".draft")
+            shutil.copyfile(source, draft)
+            sync_file(draft)
+            os.replace(draft, path)
+        sync_folder(path.parent)

@@ -7,15 +7,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 
 from atoll.aggregation.download import Download
+from atoll.aggregation.metrics import MetricRules
 from atoll.aggregation.schedules.relayed import Relayed
+from atoll.aggregation.stages import Strategies
 from atoll.aggregation.strategy import require_regions_allowed, resolve
+from atoll.server.continuation import first_event, source_of, take_over
 from atoll.server.driver import RunDriver
-from atoll.server.events import Delegated, StopAsked, decode_event, encode_event
+from atoll.server.events import Continued, Delegated, StopAsked, encode_event
+from atoll.server.judgement import judge_of
 from atoll.server.models import RunModels
 from atoll.server.pipeline import Pipeline
 from atoll.server.records import OPEN_STATUSES, RunRow
 from atoll.server.run_state import Plan
-from atoll.server.security import Caller
+from atoll.server.security import Caller, as_remote
 from atoll.server.settings import ServerFolder, ServerSettings
 from atoll.server.steps import Observer, Step
 from atoll.server.store import Store
@@ -23,8 +27,18 @@ from atoll.server.submission import Submission, read_submission
 from atoll.server.summary import RunSummary
 from atoll.server.surroundings import Surroundings
 from atoll.server.transfers import Sink, Transfers
+from atoll.transport.callbacks import Callbacks
 from atoll.wire import runs_pb2
-from atoll.wire.errors import Malformed, NotAllowed, Stale, TooLarge, Unavailable, Unknown
+from atoll.wire.errors import (
+    AtollError,
+    Malformed,
+    NotAllowed,
+    Stale,
+    TooLarge,
+    Unavailable,
+    Unknown,
+    to_detail,
+)
 from atoll.wire.job import Job, decode_job
 from atoll.wire.manifest import Manifest
 from atoll.wire.names import new_run_id
@@ -56,6 +70,8 @@ class OpenRuns:
         self._drivers: dict[str, RunDriver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._submissions: dict[str, Submission] = {}  # runs whose version 0 is not here yet
+        self._taking_over = asyncio.Lock()  # of what another run left
+        self._callbacks = Callbacks(settings.callbacks)
         self._closed = False
 
     # --- life -------------------------------------------------------------------------------------------------------
@@ -65,10 +81,13 @@ class OpenRuns:
         for row in reversed(await asyncio.to_thread(self._store.runs)):
             if row.status in OPEN_STATUSES:
                 manifest = Manifest.decode(await asyncio.to_thread(self._store.manifest, row.run))
-                if row.status == "uploading":
-                    self._expect_model(row, manifest)
+                first = await asyncio.to_thread(first_event, self._store, row.run)
+                if row.status != "uploading":
+                    self._drive(row, manifest, first)
+                elif isinstance(first, Continued):
+                    await self._go_on_from(row, manifest, first)
                 else:
-                    self._drive(row, manifest, await asyncio.to_thread(self._delegated, row.run))
+                    self._expect_model(row, manifest)
         for driver in self:
             await driver.started()
 
@@ -92,6 +111,7 @@ class OpenRuns:
         await asyncio.gather(*tasks, return_exceptions=True)
         for submission in self._submissions.values():
             submission.close()
+        await asyncio.to_thread(self._callbacks.close)
 
     def ended(self, run: str) -> None:
         """Forget a run whose driver has come to its end."""
@@ -115,19 +135,28 @@ class OpenRuns:
         job, manifest = read_submission(request, self._settings)
         require_regions_allowed(job, self._around.regions(job.job.sites))
         self._require_room()
+        crc32, begun = request.crc32, list[bytes]()
+        if job.job.continues is not None:
+            source = await asyncio.to_thread(source_of, self._store, caller, job, manifest)
+            crc32, begun = source.crc32, [encode_event(source.event)]
         row = RunRow(
             run=new_run_id(),
             name=job.job.name,
             job=job.canonical(),
             app_hash=request.app_hash,
             submitted_by=caller.name,
-            crc32=request.crc32,
+            crc32=crc32,
             status="uploading",
             reason=None,
             submitted_at=datetime.now(UTC),
         )
         create = self._store.create_run
-        row = await asyncio.to_thread(create, row, manifest=request.manifest, request=request.request)
+        row = await asyncio.to_thread(create, row, manifest=request.manifest, request=request.request, events=begun)
+        first = await asyncio.to_thread(first_event, self._store, row.run)
+        if isinstance(first, Continued):
+            self._on_step(Step.SUBMITTED, row.run)
+            await self._go_on_from(row, manifest, first)
+            return runs_pb2.SubmitReply(run=row.run)
         if row.status != "uploading":
             return runs_pb2.SubmitReply(run=row.run)
         if row.run not in self._submissions:
@@ -136,6 +165,29 @@ class OpenRuns:
         grant = self._transfers.grant_upload(caller.name, row.run, manifest.num_bytes)
         grant.offset = self._submissions[row.run].slot.received_bytes
         return runs_pb2.SubmitReply(run=row.run, upload=grant)
+
+    async def _go_on_from(self, row: RunRow, manifest: Manifest, first: Continued) -> None:
+        """Take over what another run left, and queue the run, or say why that failed; nothing where it is done."""
+        async with self._taking_over:
+            if row.run in self._drivers or (await asyncio.to_thread(self._store.run, row.run)).status != "uploading":
+                return
+            models = RunModels(self._folder.models, row.run, manifest)
+            try:
+                await asyncio.to_thread(take_over, self._folder.models, first, models)
+            except AtollError as error:
+                detail = to_detail(as_remote(error)).SerializeToString()
+                await asyncio.to_thread(self._store.set_status, row.run, "failed", detail)
+                return
+            self._on_step(Step.STORED, row.run)
+            await self._queue(row, manifest, first)
+
+    async def _queue(self, row: RunRow, manifest: Manifest, first: Continued | None = None) -> None:
+        await asyncio.to_thread(self._store.set_status, row.run, "queued", None)
+        self._on_step(Step.QUEUED, row.run)
+        self._submissions.pop(row.run, None)
+        driver = self._drive(await asyncio.to_thread(self._store.run, row.run), manifest, first)
+        await driver.started()
+        self._on_change()
 
     def _require_room(self) -> None:
         most = self._settings.limits.max_open_runs
@@ -157,12 +209,7 @@ class OpenRuns:
     def _expect_model(self, row: RunRow, manifest: Manifest) -> None:
         async def queue() -> None:
             self._on_step(Step.STORED, row.run)
-            await asyncio.to_thread(self._store.set_status, row.run, "queued", None)
-            self._on_step(Step.QUEUED, row.run)
-            self._submissions.pop(row.run, None)
-            driver = self._drive(await asyncio.to_thread(self._store.run, row.run), manifest)
-            await driver.started()
-            self._on_change()
+            await self._queue(row, manifest)
 
         self._submissions[row.run] = Submission(
             row=row,
@@ -205,20 +252,22 @@ class OpenRuns:
 
     def _delegated(self, run: str) -> Delegated | None:
         """What an upper server's run began with; None of a run of this server's own."""
-        events = self._store.events(run, most=1)
-        first = decode_event(events[0]) if events else None
+        first = first_event(self._store, run)
         return first if isinstance(first, Delegated) else None
 
-    def _drive(self, row: RunRow, manifest: Manifest, delegated: Delegated | None = None) -> RunDriver:
+    def _drive(self, row: RunRow, manifest: Manifest, first: Delegated | Continued | None = None) -> RunDriver:
         job = decode_job(row.job)
-        strategy = resolve(job)
+        stages = Strategies(job)
+        strategy = stages.first
         download = Download(manifest, strategy.download, job.job.seed) if strategy.download else None
         models = RunModels(self._folder.models, row.run, manifest, download)
         driver = RunDriver(
             row=row,
             job=job,
-            plan=plan_of(job) if delegated is None else delegated_plan(job, delegated),
-            pipeline=Pipeline(run=row.run, strategy=strategy, seed=job.job.seed, manifest=manifest, models=models),
+            plan=delegated_plan(job, first) if isinstance(first, Delegated) else plan_of(job, first),
+            pipeline=Pipeline(
+                run=row.run, strategy=strategy, seed=job.job.seed, manifest=manifest, models=models, stages=stages
+            ),
             models=models,
             manifest=manifest,
             store=self._store,
@@ -226,6 +275,8 @@ class OpenRuns:
             keep_versions=self._settings.limits.keep_versions,
             on_step=self._on_step,
         )
+        rules = None if isinstance(first, Delegated) else MetricRules(job)  # a region reports plain sums
+        driver.summary.show(continues=job.job.continues or "", rules=rules, tell=self._callbacks.tell)
         self._drivers[row.run] = driver
         self._tasks[row.run] = asyncio.create_task(driver.drive(), name=f"run {row.run}")
         return driver
@@ -258,7 +309,11 @@ class OpenRuns:
         driver = self._drivers.get(row.run)
         if driver is not None:
             return driver.summary
-        summary = RunSummary(row, decode_job(row.job).job.rounds)
+        job = decode_job(row.job).job
+        first = await asyncio.to_thread(first_event, self._store, row.run) if job.continues else None
+        done_rounds, version = (first.round, first.version) if isinstance(first, Continued) else (0, 0)
+        summary = RunSummary(row, job.rounds, done_rounds, version)
+        summary.show(continues=job.continues or "")
         summary.restore(await asyncio.to_thread(self._store.rounds, row.run))
         return summary
 
@@ -280,17 +335,19 @@ class OpenRuns:
         else:
             raise Stale(f"run {run} is over already: {row.status}", run=run)
 
-    async def model(self, caller: Caller, run: str, version: int | None) -> runs_pb2.ModelReply:
+    async def model(self, caller: Caller, run: str, version: int | None, *, best: bool = False) -> runs_pb2.ModelReply:
         """See `RunsService.Model`."""
         row = await asyncio.to_thread(self._store.run, run)
         if row.status == "uploading":
             raise Unknown(f"run {run} has no model yet: its version 0 is being uploaded", run=run)
         manifest = await asyncio.to_thread(self._store.manifest, run)
-        if version is None:
-            version = max((row.version for row in await asyncio.to_thread(self._store.rounds, run)), default=0)
+        if best:
+            version = (await self._summary(row)).require_best()
+        elif version is None:
+            version = (await self._summary(row)).version
         models = RunModels(self._folder.models, run, Manifest.decode(manifest))
         grant = await self._transfers.grant_download(caller.name, run, models, version)
-        return runs_pb2.ModelReply(download=grant, manifest=manifest, version=version)
+        return runs_pb2.ModelReply(download=grant, manifest=manifest, version=version, best=best)
 
 
 def _setting(event: asyncio.Event) -> Callable[[], Awaitable[None]]:
@@ -300,8 +357,8 @@ def _setting(event: asyncio.Event) -> Callable[[], Awaitable[None]]:
     return set_it
 
 
-def plan_of(job: Job) -> Plan:
-    """The part of a job that a run's state table works from.
+def plan_of(job: Job, continued: Continued | None = None) -> Plan:
+    """The part of a job that a run's state table works from; `continued`: what it goes on from.
 
     Raises:
         ConfigError: a part of the strategy is unknown or its options are out of bounds.
@@ -313,6 +370,9 @@ def plan_of(job: Job) -> Plan:
         evaluate_every=job.evaluation.every,
         evaluate_at_sites=job.evaluation.sites,
         evaluate_at_server=job.evaluation.server,
+        judge=judge_of(job),
+        done_rounds=continued.round if continued is not None else 0,
+        first_version=continued.version if continued is not None else 0,
     )
 
 

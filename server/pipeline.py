@@ -23,6 +23,7 @@ from atoll.aggregation.optimizer_state import OptimizerState
 from atoll.aggregation.partial import PartialLayout
 from atoll.aggregation.reducers.reduction import NO_METRICS, Mergeable, Metrics, Reduction, RoundTerms
 from atoll.aggregation.schedule import Asynchronous
+from atoll.aggregation.stages import Strategies
 from atoll.aggregation.strategy import Strategy
 from atoll.cluster.update_file import create_update
 from atoll.server.models import RunModels
@@ -61,10 +62,21 @@ class _Open:
 class Pipeline:
     """Folds the updates of one run's open rounds and makes its model versions."""
 
-    def __init__(self, *, run: str, strategy: Strategy, seed: int, manifest: Manifest, models: RunModels) -> None:
+    def __init__(
+        self,
+        *,
+        run: str,
+        strategy: Strategy,
+        seed: int,
+        manifest: Manifest,
+        models: RunModels,
+        stages: Strategies | None = None,
+    ) -> None:
+        """`strategy` is that of the first round; `stages` those of all, where they differ."""
         self._run = run
         self._seed = seed
         self._strategy = strategy
+        self._stages = stages
         self._manifest = manifest
         self._models = models
         self._layout: UpdateLayout = update_layout(manifest, strategy.codec, strategy.buffers, strategy.local)
@@ -75,7 +87,7 @@ class Pipeline:
 
     def mixed(self, num_updates: int) -> int:
         """Updates that every value of a version mixes, at least, which is made of so many."""
-        return self._strategy.reducer.mixed(num_updates)
+        return (self._stages or self._strategy.reducer).mixed(num_updates)
 
     @property
     def update_bytes(self) -> int:
@@ -115,7 +127,7 @@ class Pipeline:
             seed=_seed(self._seed, round_.number),
             spool=self._models.spool,
         )
-        reduction = self._strategy.reducer.init(self._layout, terms)
+        reduction = self._at(round_.number).reducer.init(self._layout, terms)
         self._open[round_.number] = _Open(
             reduction=reduction, num_sites=num_sites, max_weight=round_.max_weight, folded=set()
         )
@@ -200,7 +212,7 @@ class Pipeline:
         ):
             state = next_model(
                 self._open[round_.number].reduction,
-                optimizer=self._strategy.optimizer,
+                optimizer=self._at(round_.number).optimizer,
                 state=state,
                 base=base.map,
                 out=out,
@@ -210,6 +222,9 @@ class Pipeline:
         state.save(self._models.optimizer_path(version))
         self._optimizer_state = (version, state)
         return NewVersion(version=version, crc32=crc32, num_bytes=self._manifest.num_bytes)
+
+    def _at(self, round_: int) -> Strategy:
+        return self._strategy if self._stages is None else self._stages.at(round_)
 
     def _state_of(self, version: int) -> OptimizerState:
         """The optimizer's state after `version`: the one in memory, the one on disk, or a fresh one at version 0."""

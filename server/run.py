@@ -34,11 +34,13 @@ from atoll.aggregation.schedule import (
     Stop,
     TimerFired,
     Withdrawn,
+    initial,
 )
 from atoll.aggregation.schedule import Event as ScheduleEvent
-from atoll.server.dispatch import abandon, dispatch, without
+from atoll.server.dispatch import abandon, asked_for, dispatch, without
 from atoll.server.events import (
     Broken,
+    Continued,
     Delegated,
     EndedAbove,
     EvaluationAsked,
@@ -51,6 +53,7 @@ from atoll.server.events import (
     UpdateAccepted,
     WaitEnded,
 )
+from atoll.server.judgement import Judge, judged
 from atoll.server.round import Round, Update
 from atoll.server.run_state import (
     AnnounceCommit,
@@ -75,15 +78,16 @@ Step = tuple[RunState, tuple[RunAction, ...]]
 
 def begin(plan: Plan) -> RunState:
     """The state of a run that nobody has joined yet."""
-    schedule = plan.schedule.init(num_rounds=plan.num_rounds, seed=plan.seed)
-    return RunState(phase=Phase.WAITING, schedule=schedule)
+    schedule = initial(plan.schedule, plan.num_rounds, plan.seed, plan.done_rounds, plan.first_version)
+    return RunState(phase=Phase.WAITING, schedule=schedule, version=plan.first_version)
 
 
 def advance(plan: Plan, state: RunState, event: RunEvent) -> Step:
     """The state after `event`, and what is to be done, in order."""
     if state.phase is Phase.ENDED:
         return state, ()
-    return _TABLE[type(event)](plan, state, event)
+    state, actions = _TABLE[type(event)](plan, state, event)
+    return (state, actions) if plan.judge is None else _judged(plan, plan.judge, state, actions)
 
 
 def replay(plan: Plan, events: Sequence[RunEvent]) -> RunState:
@@ -97,6 +101,11 @@ def replay(plan: Plan, events: Sequence[RunEvent]) -> RunState:
 def end_of(state: RunState) -> EndRun:
     """What is to be done about a run that is over."""
     return EndRun(outcome=state.outcome, reason=state.reason, our_fault=state.our_fault, bad_updates=state.bad_updates)
+
+
+def kept_for_good(plan: Plan, state: RunState) -> set[int]:
+    """Versions that stay on disk as long as the run does."""
+    return {plan.first_version, state.judgement.version, state.version}
 
 
 def outstanding(plan: Plan, state: RunState) -> tuple[RunAction, ...]:
@@ -184,7 +193,7 @@ def _lost(plan: Plan, state: RunState, event: TaskLost) -> Step:
         if update is not None and (update.task, update.attempt) == (event.task, event.attempt):
             state = replace(state, rounds={**state.rounds, round_.number: round_.lost(event.site)})
             if event.site not in state.members:  # it may come back, with its update still in its outbox
-                state = replace(state, tasks={**state.tasks, event.task: _asked_for(round_, event)})
+                state = replace(state, tasks={**state.tasks, event.task: asked_for(round_, event)})
             failed = Failed(site=event.site, round=round_.number, reason=event.reason)
             return _tell_schedule(plan, state, failed)
     return state, ()
@@ -314,6 +323,7 @@ _TABLE: Mapping[type, Callable[[Plan, RunState, Any], Step]] = {
     StopAsked: _stop_asked,
     Broken: _broken,
     Delegated: lambda plan, state, event: (state, ()),  # the plan was made from it
+    Continued: lambda plan, state, event: (state, ()),  # so it was from this
     Asked: _to_schedule,
     Withdrawn: _to_schedule,
     EvaluationAsked: _evaluation_asked,
@@ -359,25 +369,26 @@ def _do(plan: Plan, state: RunState, action: Action) -> Step:
             return _finish_if_done(plan, replace(state, phase=Phase.FINISHING))
 
 
-def _asked_for(round_: Round, event: TaskLost) -> Task:
-    """The training that a lost update came from, as it was asked for."""
-    return Task(
-        task=event.task,
-        attempt=event.attempt,
-        site=event.site,
-        kind="train",
-        round=round_.number,
-        base_version=round_.bases.get(event.site, round_.base_version),
-        dispatched=round_.updates[event.site].dispatched,
-    )
-
-
 def _finish_if_done(plan: Plan, state: RunState) -> Step:
     waiting = any(task.kind == "evaluate" for task in state.tasks.values())
     waiting = waiting or any(e.server_pending for e in state.evaluations.values())
     if state.phase is not Phase.FINISHING or waiting:
         return state, ()
     return _end(state, Outcome.FINISHED, "")
+
+
+def _judged(plan: Plan, judge: Judge, state: RunState, actions: tuple[RunAction, ...]) -> Step:
+    """What an event led to, with what it told of versions: a run may be over by it."""
+    if state.phase is Phase.ENDED and state.outcome is not Outcome.FINISHED:
+        return state, actions
+    verdict = judged(judge, state)
+    if verdict.fault:
+        state, ends = _end(replace(verdict.state, bad_updates=True), Outcome.FAILED, verdict.fault)
+        return state, (*(action for action in actions if not isinstance(action, EndRun)), *ends)
+    if verdict.stop and state.phase is Phase.RUNNING:
+        state, ends = _end(verdict.state, Outcome.FINISHED, verdict.stop)
+        return state, (*actions, *ends)
+    return verdict.state, actions
 
 
 def _end(state: RunState, outcome: Outcome, reason: str) -> Step:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from atoll.aggregation.schedule import Joined, Schedule
 from atoll.server.round import Metrics, Round
-from atoll.wire.errors import BadUpdate, RemoteError, Stale, TooFewSites, Unavailable
+from atoll.wire import errors_pb2
+from atoll.wire.errors import BadUpdate, RemoteError, Stale, TooFewSites, Unavailable, to_detail
+
+if TYPE_CHECKING:
+    from atoll.server.judgement import Judge
 
 
 class Phase(StrEnum):
@@ -38,6 +42,9 @@ class Plan:
     evaluate_at_server: bool
     wait_share: float = 1.0  # of the job's wait for sites; less in a region, for whose answer the upper server waits
     delegated: bool = False  # an upper server asks for rounds and evaluations, and commits
+    judge: Judge | None = None  # which version is the best, and when the run ends early
+    done_rounds: int = 0  # of the run that this one goes on from: its rounds are numbered on
+    first_version: int = 0  # what it begins with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +73,18 @@ class Evaluation:
     by_site: Mapping[str, Metrics] = field(default_factory=dict)
     at_server: Metrics = field(default_factory=dict)
     server_pending: bool = False
+    judged: bool = False  # it has counted for or against
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """How far the versions have come by the metric that the job names (judgement.py)."""
+
+    version: int = 0  # the best one; 0 before the first
+    round: int = 0  # that made it
+    value: float = 0.0
+    reference: float | None = None  # the last value that was an improvement by more than `min_delta`
+    without: int = 0  # evaluations since
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +105,7 @@ class RunState:
     version: int = 0
     timers: Mapping[str, float] = field(default_factory=dict)  # name -> seconds, as set
     evaluations: Mapping[int, Evaluation] = field(default_factory=dict)  # by version; the newest two
+    judgement: Judgement = Judgement()
 
     def round_of(self, task: str, attempt: int) -> Round | None:
         """The open round that a task's update counts in, or is accepted in."""
@@ -174,6 +194,14 @@ class EndRun:
             return BadUpdate(self.reason, run=run)
         kind = TooFewSites if self.outcome is Outcome.FAILED else Stale
         return kind(self.reason, run=run)
+
+    def detail(self, run: str) -> errors_pb2.ErrorDetail | None:
+        """The same as it is kept and sent; one that finished has a reason and no error. None where nothing is to say."""
+        if not self.reason:
+            return None
+        if self.outcome is Outcome.FINISHED:
+            return errors_pb2.ErrorDetail(message=self.reason, run=run)
+        return to_detail(self.error(run))
 
 
 RunAction = SendTask | WithdrawTask | OpenRound | CommitRound | ArmTimer | EvaluateHere | AnnounceCommit | EndRun

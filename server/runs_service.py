@@ -53,7 +53,7 @@ class RunsService:
         """A grant to download a committed version.
 
         Raises:
-            Unknown: no such run or version.
+            Unknown: no such run or version, or no best one.
         """
         version = None if request.newest else request.version
-        return await self._runs.model(current_caller.get(), request.run, version)
+        return await self._runs.model(current_caller.get(), request.run, version, best=request.best)

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 from atoll.transport.credentials import is_loopback
 from atoll.wire.errors import ConfigError, Malformed
 from atoll.wire.explain import explain
-from atoll.wire.job import Seconds, Strict
+from atoll.wire.job import Part, Seconds, Strict
 from atoll.wire.names import check_site_name
 from atoll.wire.toml_file import read_toml
 
@@ -125,6 +125,7 @@ class ServerSettings(Strict):
     upstream: UpstreamSection | None = None
     apps: dict[str, AppSection] = Field(default={})
     data: dict[str, dict[str, Any]] = Field(default={})
+    callbacks: dict[str, Part] = Field(default={})  # installed here; they hear what happens to runs
 
     @field_validator("database")
     @classmethod

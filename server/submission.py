@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from atoll.aggregation.layout import update_layout
-from atoll.aggregation.strategy import resolve
+from atoll.aggregation.metrics import MetricRules
+from atoll.aggregation.stages import Strategies
 from atoll.server.models import RunModels
 from atoll.server.records import RunRow
 from atoll.server.settings import ServerSettings
@@ -32,7 +33,8 @@ def read_submission(request: runs_pb2.SubmitRequest, settings: ServerSettings) -
     if not 1 <= len(request.request) <= 64:
         raise Malformed("request wants 1 to 64 characters", field="request", value=request.request[:80])
     job = decode_job(request.job)
-    strategy = resolve(job)
+    strategy = Strategies(job).first
+    MetricRules(job)
     if job.evaluation.server and (job.job.app not in settings.apps or job.data_name not in settings.data):
         raise Malformed(
             f"evaluation.server = true needs [apps.{job.job.app}] and [data.{job.data_name}] in the server's own "

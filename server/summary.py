@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from atoll.aggregation.metrics import combine_metrics
+from atoll.aggregation.metrics import MetricRules, combine_metrics
 from atoll.server.events import EvaluationEnded, RunEvent, ServerEvaluated, SiteEvaluated
 from atoll.server.records import RoundRow, RunRow
 from atoll.server.round import Metrics, Round
 from atoll.server.run_state import RunState
+from atoll.transport.news import (
+    RunNews,
+    news_of_commit,
+    news_of_evaluation,
+    news_of_round,
+    news_of_status,
+)
 from atoll.wire import control_pb2, errors_pb2, runs_pb2
-from atoll.wire.errors import Unavailable, to_detail
+from atoll.wire.errors import Unavailable, Unknown, to_detail
 
 
 @dataclass(slots=True)
@@ -24,9 +31,12 @@ class _Opened:
 class RunSummary:
     """The view of one run. `changed` wakes those who watch."""
 
-    def __init__(self, row: RunRow, num_rounds: int) -> None:
+    def __init__(self, row: RunRow, num_rounds: int, done_rounds: int = 0, first_version: int = 0) -> None:
+        """`done_rounds` and `first_version`: of a run that goes on from another one."""
         self._row = row
         self._num_rounds = num_rounds
+        self._first = (done_rounds, first_version)
+        self._best = 0  # version
         self._reason = errors_pb2.ErrorDetail.FromString(row.reason) if row.reason else None
         self._trouble = ""
         self._records: dict[int, runs_pb2.RoundRecord] = {}
@@ -36,6 +46,17 @@ class RunSummary:
         self._changes = 0
         self._waiters: set[asyncio.Future[None]] = set()
         self.status: str = row.status
+        self.show()
+
+    def show(
+        self,
+        *,
+        continues: str = "",
+        rules: MetricRules | None = None,
+        tell: Callable[[RunNews], None] = lambda news: None,
+    ) -> None:
+        """Say which run this one goes on from, what its metrics are made by, and who hears of it by program."""
+        self._continues, self._rules, self._tell = continues, rules, tell
 
     # --- changes ----------------------------------------------------------------------------------------------------
 
@@ -46,6 +67,8 @@ class RunSummary:
 
     def set_status(self, status: str, reason: errors_pb2.ErrorDetail | None = None) -> None:
         self.status, self._reason = status, reason
+        if (news := news_of_status(self._row, status, reason)) is not None:
+            self._tell(news)
         self.wake()
 
     def set_trouble(self, text: str) -> None:
@@ -68,7 +91,7 @@ class RunSummary:
         """The record of a round that is about to be committed; nobody sees it before `round_committed`."""
         opened = self._opened.get(round_.number, _Opened(at_s=at_s, transferred=transferred))
         sums = combine_metrics({site: round_.updates[site].metrics for site in round_.closing})
-        return runs_pb2.RoundRecord(
+        record = runs_pb2.RoundRecord(
             round=round_.number,
             version=version,
             num_sites=len(round_.closing),
@@ -80,9 +103,12 @@ class RunSummary:
             bytes_down=transferred[1] - opened.transferred[1],
             reasons={site: self._reasons[site] for site in round_.missing if site in self._reasons},
         )
+        self._tell(news_of_round(self._row, record))
+        return record
 
     def round_committed(self, record: runs_pb2.RoundRecord) -> None:
         """A round is durable: from now on people see it."""
+        self._tell(news_of_commit(self._row, record))
         self._opened.pop(record.round, None)
         self._reasons.clear()
         self._records[record.round] = record
@@ -91,7 +117,8 @@ class RunSummary:
     def observe(self, event: RunEvent | None, state: RunState) -> int | None:
         """Take in an event that was applied; the round whose evaluation it changed, if any."""
         self.wake()
-        version = 0
+        version = state.judgement.version if state.judgement.version != self._best else 0  # judged by its successor
+        self._best = state.judgement.version
         if isinstance(event, SiteEvaluated):
             version = int(event.task.split(".", 1)[0].removeprefix("e"))
         elif isinstance(event, ServerEvaluated | EvaluationEnded):
@@ -101,11 +128,17 @@ class RunSummary:
             return None
         record = self._records[evaluation.round]
         record.evaluate_metrics.clear()
-        for name, metric in _metric_sums(combine_metrics(evaluation.by_site)).items():
+        for name, metric in _metric_sums(self._combined(evaluation.by_site)).items():
             record.evaluate_metrics[name].CopyFrom(metric)
         for name, metric in _metric_sums(evaluation.at_server).items():
             record.server_metrics[name].CopyFrom(metric)
+        record.best = record.best or version == self._best
+        if self.evaluation_settled(evaluation.round, state):
+            self._tell(news_of_evaluation(self._row, record))
         return evaluation.round
+
+    def _combined(self, by_site: Mapping[str, Metrics]) -> Metrics:
+        return combine_metrics(by_site) if self._rules is None else self._rules.combine(by_site)
 
     def evaluation_settled(self, number: int, state: RunState) -> bool:
         """Whether no more metrics are awaited for round `number`."""
@@ -119,22 +152,44 @@ class RunSummary:
     def open_rounds(self) -> Sequence[int]:
         return list(self._opened)
 
+    @property
+    def best_version(self) -> int:
+        """The best one by the metric that the job names; 0 where there is none."""
+        # Versions are judged in their order, so the last that was the best when it was judged is the best.
+        return max((record.version for record in self._records.values() if record.best), default=0)
+
+    def require_best(self) -> int:
+        """The best version. Raises Unknown where there is none."""
+        if not self.best_version:
+            run = self._row.run
+            raise Unknown(
+                f"run {run} has no best version: its job names no [control.best], or nothing was evaluated yet", run=run
+            )
+        return self.best_version
+
+    @property
+    def version(self) -> int:
+        """The newest one."""
+        return self._records[max(self._records)].version if self._records else self._first[1]
+
     def record(self, number: int) -> runs_pb2.RoundRecord:
         return self._records[number]
 
     def snapshot(self, *, with_rounds: bool = True) -> runs_pb2.RunSnapshot:
         """The run as it stands."""
-        newest = max(self._records, default=0)
+        newest = max(self._records, default=self._first[0])
         snapshot = runs_pb2.RunSnapshot(
             run=self._row.run,
             name=self._row.name,
             status=self.status,
             round=max([newest, *self._opened]),
             num_rounds=self._num_rounds,
-            version=self._records[newest].version if newest else 0,
+            version=self.version,
             sites=[self._sites[site] for site in sorted(self._sites)],
             submitted_by=self._row.submitted_by,
             submitted_at_unix_s=self._row.submitted_at.timestamp(),
+            best_version=self.best_version,
+            continues=self._continues,
         )
         if self._trouble:
             snapshot.reason.CopyFrom(to_detail(Unavailable(self._trouble, run=self._row.run)))

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -33,12 +32,12 @@ from atoll.cluster.messages import Evaluate, Evaluated, Prepare, Prepared, Train
 from atoll.server.coordinator import Coordinator
 from atoll.server.driver import DISK_PATIENCE_S, RunDriver
 from atoll.server.events import Delegated, EndedAbove, EvaluationAsked, EvaluationEnded, RunEvent
+from atoll.server.models import place_file
 from atoll.server.records import RoundRow, RunRow
 from atoll.server.round import Round
 from atoll.server.run_state import Phase
 from atoll.server.settings import UpstreamSection
 from atoll.server.store import Store
-from atoll.transport.durable import disk_errors, sync_file, sync_folder
 from atoll.wire.errors import (
     DiskFull,
     Incompatible,
@@ -201,7 +200,7 @@ class RegionWorker:
         """
         driver = self._open_run()
         self._check_terms(request, driver.state.schedule)
-        await asyncio.to_thread(place_base, Path(request.base_path), driver.models.path(request.base_version))
+        await asyncio.to_thread(place_file, Path(request.base_path), driver.models.path(request.base_version))
         asked = Asked(
             round=request.round,
             base_version=request.base_version,
@@ -229,7 +228,7 @@ class RegionWorker:
             Stale: a newer version is evaluated.
         """
         driver, version = self._open_run(), request.base_version
-        await asyncio.to_thread(place_base, Path(request.base_path), driver.models.path(version))
+        await asyncio.to_thread(place_file, Path(request.base_path), driver.models.path(version))
         self._upstream.begun(request.key, EvaluationEnded(version=version))
         try:
             await told(driver, EvaluationAsked(version=version, round=request.round))
@@ -347,25 +346,6 @@ async def despite_full_disk(driver: RunDriver, write: Callable[[], T]) -> T:
         except DiskFull as error:
             log.error("run %s waits for disk space: %s", driver.run, error)
             await asyncio.sleep(DISK_PATIENCE_S)
-
-
-def place_base(source: Path, path: Path) -> None:
-    """The model file that the agent has fetched, beside this server's own: its sites fetch it from there. Blocks.
-
-    A link where that can be, so that the file is once on the disk and once in the page cache.
-    """
-    if path.exists():
-        return
-    with disk_errors(path):
-        sync_file(source)  # the agent does not, since it can fetch it again; here it becomes a version of this server's
-        try:
-            os.link(source, path)
-        except OSError:  # two file systems, or one without links
-            draft = path.with_suffix(".draft")
-            shutil.copyfile(source, draft)
-            sync_file(draft)
-            os.replace(draft, path)
-        sync_folder(path.parent)
 
 
 def deadline_s(job: Job) -> float:

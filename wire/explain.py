@@ -102,6 +102,8 @@ def known_keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     """Keys that the table at `location` (without its last element, the unknown key) takes."""
     steps = iter(location[:-1])
     for step in steps:
+        if isinstance(step, int):  # a place in a list of tables
+            continue
         field = model.model_fields.get(str(step))
         annotation = field.annotation if field else None
         if get_origin(annotation) is dict:

@@ -11,15 +11,19 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from atoll.wire.control_section import BestSection, ControlSection
 from atoll.wire.errors import ConfigError, Malformed
 from atoll.wire.explain import explain
-from atoll.wire.names import check_label, check_site_name
+from atoll.wire.names import check_label, check_run_id, check_site_name
+from atoll.wire.overrides import changed
+from atoll.wire.strict import Strict as Strict  # noqa: PLC0414  named from here by all other tables
 from atoll.wire.toml_file import TomlFile, read_toml
 
 JOB_BYTES = 1 << 20  # a job is a page of text; 1 MiB leaves room for [app] tables
@@ -56,12 +60,7 @@ def _checked(check: Callable[[str], str], value: str) -> str:
 Seconds = Annotated[float, BeforeValidator(parse_duration_s)]
 Label = Annotated[str, AfterValidator(partial(_checked, partial(check_label, field="name")))]
 SiteName = Annotated[str, AfterValidator(partial(_checked, check_site_name))]
-
-
-class Strict(BaseModel):
-    """A frozen table of settings in which an unknown key is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+RunId = Annotated[str, AfterValidator(partial(_checked, check_run_id))]
 
 
 class Part(BaseModel):
@@ -85,6 +84,8 @@ class JobSection(Strict):
     seed: int = Field(default=0, ge=0, lt=2**63)
     sites: tuple[SiteName, ...] = ()  # only these; empty means every site of the federation
     wait_for_sites: Seconds = 600.0  # how long a run waits for its minimum of sites before it fails
+    start: str | None = None  # model file that version 0 is read from, beside the job file; stays on this machine
+    continues: RunId | None = None  # run that this one goes on from; `atoll run --resume` sets it
 
 
 class WorkSection(Strict):
@@ -129,12 +130,20 @@ class StrategySection(Strict):
     sum: SumSection = SumSection()
 
 
+class MetricSection(Strict):
+    """`evaluation.metrics.NAME`: one more metric of a version, made of what each site reports of another one."""
+
+    of: str = Field(min_length=1, max_length=256)  # name of the sites' metric
+    by: str = Field(min_length=1, max_length=64)  # "mean", "sum", "min", "max", "site_mean", or a plugin's name
+
+
 class EvaluationSection(Strict):
     """`[evaluation]`: how often, and where, a committed version is judged."""
 
     sites: bool = True
     server: bool = False
     every: int = Field(default=1, ge=1)
+    metrics: dict[str, MetricSection] | None = Field(default=None, max_length=64)
 
 
 class TrainingSection(Strict):
@@ -145,24 +154,63 @@ class TrainingSection(Strict):
     deterministic: bool = True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """The rounds of a run from `from_round` on, to the next stage, and the job as it is in them."""
+
+    from_round: int
+    job: Job
+
+
 class Job(Strict):
     """A whole job file."""
 
     job: JobSection
-    app: dict[str, Any] = {}
+    app: dict[str, Any] = Field(default={})
     strategy: StrategySection = StrategySection()
     evaluation: EvaluationSection = EvaluationSection()
     training: TrainingSection = TrainingSection()
+    control: ControlSection | None = None
+
+    @model_validator(mode="after")
+    def _judged_where_it_is_evaluated(self) -> Job:
+        best = self.control.best if self.control is not None else None
+        if best is not None and not getattr(self.evaluation, best.at):
+            raise ValueError(
+                f'control.best.at = "{best.at}" needs evaluation.{best.at} = true: nothing is evaluated there'
+            )
+        return self
 
     @property
     def data_name(self) -> str:
         return self.job.data or self.job.app
 
+    @property
+    def best(self) -> BestSection | None:
+        """By what the best version is told; None where none is kept."""
+        return self.control.best if self.control is not None else None
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The job from the first round on, and with each override of `control` and those before it.
+
+        Raises:
+            ValidationError: a value that an override sets is out of bounds; `parse_job` has looked before.
+        """
+        stages = [Stage(from_round=1, job=self)]
+        for override in self.control.override if self.control is not None else ():
+            table = changed(stages[-1].job.model_dump(exclude_none=True), override.app, override.strategy)
+            stages.append(Stage(from_round=override.from_round, job=Job.model_validate(table)))
+        return tuple(stages)
+
+    def at(self, round_: int) -> Job:
+        """The job as it is in a round (before the first: as in the first)."""
+        return next((stage.job for stage in reversed(self.stages) if stage.from_round <= round_), self)
+
     def canonical(self) -> bytes:
         """The bytes that travel and are hashed: JSON, sorted keys, no blanks."""
-        return json.dumps(
-            self.model_dump(mode="json", exclude_none=True), sort_keys=True, separators=(",", ":")
-        ).encode()
+        table = self.model_dump(mode="json", exclude_none=True, exclude={"job": {"start"}})
+        return json.dumps(table, sort_keys=True, separators=(",", ":")).encode()
 
 
 # Tables of later versions: refused by name, never ignored.
@@ -218,15 +266,40 @@ def parse_job(table: dict[str, Any], source: TomlFile | str = "job") -> Job:
     _refuse_later_tables(table, source)
     _refuse_unportable(table, source)
     try:
-        return Job.model_validate(table)
+        job = Job.model_validate(table)
     except ValidationError as error:
         raise explain(error, Job, source) from None
+    try:
+        _ = job.stages
+    except ValidationError as error:
+        place = _place(source, ["control", "override"])
+        raise explain(error, Job, f"{place}: with control.override") from None
+    return job
 
 
 def load_job(path: Path) -> Job:
-    """The job in a TOML file. Raises ConfigError as `parse_job` and `read_toml` do."""
+    """The job in a TOML file; `job.start` is beside it. Raises ConfigError as `parse_job` and `read_toml` do."""
     file = _read(path)
-    return parse_job(file.table, file)
+    job = parse_job(file.table, file)
+    return job if job.job.start is None else begun_from(job, start=path.parent / job.job.start)
+
+
+def begun_from(job: Job, *, start: Path | None = None, continues: str | None = None) -> Job:
+    """The job whose run begins with the values in a model file, or goes on from another run.
+
+    Raises:
+        ConfigError: it would be both.
+    """
+    given = {"start": str(start) if start is not None else None, "continues": continues}
+    section = job.job.model_copy(update={key: value for key, value in given.items() if value is not None})
+    if section.start is not None and section.continues is not None:
+        raise ConfigError(
+            f"job.start = {section.start!r}: run {section.continues} has a last version, and a run begins with one "
+            "model: leave --from and job.start out, or --resume",
+            key="job.start",
+            value=section.start,
+        )
+    return job.model_copy(update={"job": section})
 
 
 @contextmanager

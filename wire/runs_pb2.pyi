@@ -47,7 +47,7 @@ class WatchRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class RunSnapshot(_message.Message):
-    __slots__ = ("run", "name", "status", "reason", "round", "num_rounds", "version", "sites", "rounds", "submitted_by", "submitted_at_unix_s")
+    __slots__ = ("run", "name", "status", "reason", "round", "num_rounds", "version", "sites", "rounds", "submitted_by", "submitted_at_unix_s", "best_version", "continues")
     RUN_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,8 @@ class RunSnapshot(_message.Message):
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     SUBMITTED_BY_FIELD_NUMBER: _ClassVar[int]
     SUBMITTED_AT_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    BEST_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CONTINUES_FIELD_NUMBER: _ClassVar[int]
     run: str
     name: str
     status: str
@@ -70,7 +72,9 @@ class RunSnapshot(_message.Message):
     rounds: _containers.RepeatedCompositeFieldContainer[RoundRecord]
     submitted_by: str
     submitted_at_unix_s: float
-    def __init__(self, run: _Optional[str] = ..., name: _Optional[str] = ..., status: _Optional[str] = ..., reason: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., round: _Optional[int] = ..., num_rounds: _Optional[int] = ..., version: _Optional[int] = ..., sites: _Optional[_Iterable[_Union[SiteProgress, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[RoundRecord, _Mapping]]] = ..., submitted_by: _Optional[str] = ..., submitted_at_unix_s: _Optional[float] = ...) -> None: ...
+    best_version: int
+    continues: str
+    def __init__(self, run: _Optional[str] = ..., name: _Optional[str] = ..., status: _Optional[str] = ..., reason: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., round: _Optional[int] = ..., num_rounds: _Optional[int] = ..., version: _Optional[int] = ..., sites: _Optional[_Iterable[_Union[SiteProgress, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[RoundRecord, _Mapping]]] = ..., submitted_by: _Optional[str] = ..., submitted_at_unix_s: _Optional[float] = ..., best_version: _Optional[int] = ..., continues: _Optional[str] = ...) -> None: ...
 
 class SiteProgress(_message.Message):
     __slots__ = ("site", "state", "done", "total", "detail")
@@ -87,7 +91,7 @@ class SiteProgress(_message.Message):
     def __init__(self, site: _Optional[str] = ..., state: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class RoundRecord(_message.Message):
-    __slots__ = ("round", "version", "num_sites", "weight", "seconds", "train_metrics", "evaluate_metrics", "server_metrics", "missing", "bytes_up", "bytes_down", "reasons")
+    __slots__ = ("round", "version", "num_sites", "weight", "seconds", "train_metrics", "evaluate_metrics", "server_metrics", "missing", "bytes_up", "bytes_down", "best", "reasons")
     class TrainMetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -127,6 +131,7 @@ class RoundRecord(_message.Message):
     MISSING_FIELD_NUMBER: _ClassVar[int]
     BYTES_UP_FIELD_NUMBER: _ClassVar[int]
     BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
+    BEST_FIELD_NUMBER: _ClassVar[int]
     REASONS_FIELD_NUMBER: _ClassVar[int]
     round: int
     version: int
@@ -139,8 +144,9 @@ class RoundRecord(_message.Message):
     missing: _containers.RepeatedScalarFieldContainer[str]
     bytes_up: int
     bytes_down: int
+    best: bool
     reasons: _containers.ScalarMap[str, str]
-    def __init__(self, round: _Optional[int] = ..., version: _Optional[int] = ..., num_sites: _Optional[int] = ..., weight: _Optional[int] = ..., seconds: _Optional[float] = ..., train_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., evaluate_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., server_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., missing: _Optional[_Iterable[str]] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., reasons: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., version: _Optional[int] = ..., num_sites: _Optional[int] = ..., weight: _Optional[int] = ..., seconds: _Optional[float] = ..., train_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., evaluate_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., server_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., missing: _Optional[_Iterable[str]] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., best: _Optional[bool] = ..., reasons: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class StopRequest(_message.Message):
     __slots__ = ("run",)
@@ -153,21 +159,25 @@ class StopReply(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelRequest(_message.Message):
-    __slots__ = ("run", "version", "newest")
+    __slots__ = ("run", "version", "newest", "best")
     RUN_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FIELD_NUMBER: _ClassVar[int]
+    BEST_FIELD_NUMBER: _ClassVar[int]
     run: str
     version: int
     newest: bool
-    def __init__(self, run: _Optional[str] = ..., version: _Optional[int] = ..., newest: _Optional[bool] = ...) -> None: ...
+    best: bool
+    def __init__(self, run: _Optional[str] = ..., version: _Optional[int] = ..., newest: _Optional[bool] = ..., best: _Optional[bool] = ...) -> None: ...
 
 class ModelReply(_message.Message):
-    __slots__ = ("download", "manifest", "version")
+    __slots__ = ("download", "manifest", "version", "best")
     DOWNLOAD_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    BEST_FIELD_NUMBER: _ClassVar[int]
     download: _control_pb2.Grant
     manifest: bytes
     version: int
-    def __init__(self, download: _Optional[_Union[_control_pb2.Grant, _Mapping]] = ..., manifest: _Optional[bytes] = ..., version: _Optional[int] = ...) -> None: ...
+    best: bool
+    def __init__(self, download: _Optional[_Union[_control_pb2.Grant, _Mapping]] = ..., manifest: _Optional[bytes] = ..., version: _Optional[int] = ..., best: _Optional[bool] = ...) -> None: ...

@@ -141,6 +141,9 @@ class Buffered:
     def init(self, *, num_rounds: int, seed: int) -> BufferedState:
         return BufferedState(num_rounds=num_rounds)
 
+    def init_after(self, round: int, version: int, *, num_rounds: int, seed: int) -> BufferedState:
+        return BufferedState(num_rounds=num_rounds, round=round, version=version)
+
     def on(self, state: BufferedState, event: Event) -> Step:
         """The state after `event` and what is to be done; events that do not matter change nothing."""
         if state.phase is Phase.OVER:
@@ -194,7 +197,7 @@ class Buffered:
     # --- one round --------------------------------------------------------------------------------------------------
 
     def _start(self, state: BufferedState) -> Step:
-        return self._begin(_with_terms(replace(state, phase=Phase.TRAINING, round=1)))
+        return self._begin(_with_terms(replace(state, phase=Phase.TRAINING, round=state.round + 1)))
 
     def _begin(self, state: BufferedState) -> Step:
         """New tasks in the open round for members that have none, and fit its sum; the others wait for the next one."""

@@ -125,6 +125,9 @@ class Rounds:
     def init(self, *, num_rounds: int, seed: int) -> RoundsState:
         return RoundsState(num_rounds=num_rounds, seed=seed)
 
+    def init_after(self, round: int, version: int, *, num_rounds: int, seed: int) -> RoundsState:
+        return replace(self.init(num_rounds=num_rounds, seed=seed), round=round, version=version)
+
     def on(self, state: RoundsState, event: Event) -> Step:
         """The state after `event` and what is to be done; events that do not matter change nothing."""
         if state.phase is Phase.OVER:

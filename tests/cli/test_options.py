@@ -26,8 +26,8 @@ FROZEN = {
     "atoll federation pending": ["--home", "--json", "--out"],
     "atoll federation publish": ["--home", "FILE"],
     "atoll federation sign": ["--home", "--key", "--out", "--request", "--yes"],
-    "atoll model": ["--home", "--json", "--out", "--version", "RUN"],
-    "atoll run": ["--detach", "--home", "--json", "--watch", "JOB"],
+    "atoll model": ["--best", "--home", "--json", "--out", "--version", "RUN"],
+    "atoll run": ["--detach", "--events", "--from", "--home", "--json", "--resume", "--watch", "JOB"],
     "atoll runs": ["--home", "--json"],
     "atoll server": [],
     "atoll server init": [

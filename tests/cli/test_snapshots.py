@@ -70,6 +70,8 @@ def test_a_run_as_json() -> None:
         "round": 2,
         "num_rounds": 5,
         "version": 1,
+        "best_version": None,
+        "continues": None,
         "submitted_by": "ada",
         "submitted_at": "2027-01-15T08:00:00+00:00",
         "sites": [
@@ -147,6 +149,24 @@ def test_lines_say_each_thing_once() -> None:
         *[_line(number) for number in (3, 4, 5)],
         f"run {RUN} (digits) is finished",
     ]
+
+
+def test_people_see_what_a_run_goes_on_from_why_it_ended_and_which_version_is_the_best() -> None:
+    told: list[str] = []
+    view = Lines(told.append)
+    view.show(_snapshot("queued", round_=0, rounds=0, continues="01JDXK7Q8Z1111111111111111"))
+    reason = ErrorDetail(message="early stop after round 3: accuracy at the sites has not improved in 2 evaluations")
+    ended = _snapshot(
+        "finished", round_=3, rounds=3, best_version=1, continues="01JDXK7Q8Z1111111111111111", reason=reason
+    )
+    ended.rounds[0].best = True
+    view.show(ended)
+    origin, best = "goes on from run 01JDXK7Q8Z1111111111111111", "best version: 1, of round 1"
+    status = f"run {RUN} (digits) is finished: {reason.message}"
+    assert told == [f"run {RUN} (digits) is queued", origin, _line(1), _line(2), _line(3), best, status]
+    assert lines(ended)[:3] == [status, origin, best]
+    record = run_record(ended)
+    assert (record["best_version"], record["continues"]) == (1, "01JDXK7Q8Z1111111111111111")
 
 
 def test_lines_say_who_takes_no_part_and_why() -> None:

@@ -13,9 +13,10 @@ from atoll.client.first_version import app_entry, build_first_version
 from atoll.client.people import AppTable, Person, PersonSettings
 from atoll.cluster.registry import hash_distribution
 from atoll.transport.identity import Identity
-from atoll.wire.errors import AppFailed, ConfigError, Unknown
-from atoll.wire.job import Job, parse_job
+from atoll.wire.errors import AppFailed, BadManifest, ConfigError, LocalError, Unknown
+from atoll.wire.job import Job, begun_from, parse_job
 from atoll.wire.manifest import Manifest
+from atoll.wire.model_file import create
 
 
 def _person(home: Path, **apps: AppTable) -> Person:
@@ -79,3 +80,38 @@ def test_an_app_that_builds_no_model_says_what_to_correct(tmp_path: Path, monkey
     said = r"app 'digits' builds no model: ZeroDivisionError: .*; correct the app, or what the job says in \[app\]\n"
     with pytest.raises(AppFailed, match=said):
         build_first_version(person, _job(), tmp_path)
+
+
+def test_version_0_may_come_from_a_file_in_whatever_order(tmp_path: Path) -> None:
+    seeded = build_first_version(_person(tmp_path), _job(1), tmp_path)
+    manifest, values = Manifest.decode(seeded.manifest), seeded.path.read_bytes()
+    entries = [
+        (spec.name, spec.dtype, spec.shape, "buffer") for spec in reversed(manifest.tensors)
+    ]  # as others write it
+    other = Manifest.build(entries)  # type: ignore[arg-type]
+    path = tmp_path / "model.safetensors"
+    with create(path, other) as data:
+        for spec in manifest:
+            begin = other[spec.name].offset
+            data[begin : begin + spec.num_bytes] = values[spec.offset : spec.offset + spec.num_bytes]
+    first = build_first_version(_person(tmp_path), begun_from(_job(0), start=path), tmp_path)
+    assert first.path.read_bytes() == values
+    assert first.crc32 == seeded.crc32
+
+
+def test_a_file_of_another_model_names_the_tensor(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    with create(path, Manifest.build([("0.weight", "float32", (3, 3), "parameter")])):
+        pass
+    job = begun_from(_job(), start=path)
+    with pytest.raises(BadManifest, match=r'tensor "0\.bias" is absent in the file, and float32 \[\d+\] in the app'):
+        build_first_version(_person(tmp_path), job, tmp_path)
+    with pytest.raises(LocalError, match=r"none\.safetensors"):
+        build_first_version(_person(tmp_path), begun_from(_job(), start=tmp_path / "none.safetensors"), tmp_path)
+
+
+def test_an_override_that_makes_another_model_is_refused(tmp_path: Path) -> None:
+    control = {"override": [{"from_round": 2, "app": {"hidden": 8}}]}
+    job = parse_job({"job": {"name": "digits", "app": "digits", "rounds": 3}, "control": control})
+    with pytest.raises(ConfigError, match=r'control\.override\.0\.app: tensor "0.weight" is .* one model'):
+        build_first_version(_person(tmp_path), job, tmp_path)

@@ -15,7 +15,8 @@ from atoll.aggregation.next_model import next_model
 from atoll.aggregation.round_sum import RoundSum
 from atoll.cluster.messages import Trained
 from atoll.cluster.run_session import RunSession, open_session
-from atoll.wire.errors import AppFailed, BadManifest, BadUpdate, LocalError, Malformed, NotAllowed
+from atoll.wire.errors import AppFailed, BadManifest, BadUpdate, ConfigError, LocalError, Malformed, NotAllowed
+from atoll.wire.job import parse_job
 from atoll.wire.model_file import create, open_model
 from atoll.wire.tensors import load_state, views
 
@@ -218,3 +219,41 @@ def test_rounding_needs_its_secret(make_bench: MakeBench) -> None:
     bench = make_bench()
     with pytest.raises(Malformed, match="32"):
         open_session(bench.prepare("north", rounding_seed_hex="07"))
+
+
+def test_a_round_is_as_had_the_job_said_so_from_the_start(make_bench: MakeBench) -> None:
+    """Work, rule and values of the app, from a round on; what the site promises is the most of all rounds."""
+    changed = make_bench(app={"lr": 0.5}, work={"steps": 2, "batch_size": 8}, rule={"kind": "fedprox", "mu": 0.3})
+    session = open_session(changed.prepare("north"))
+    session.train(changed.train("wanted", round=3), ignore)
+    wanted = changed.update("wanted")
+
+    bench = make_bench(work={"steps": 1, "batch_size": 8}, rule={"kind": "fedprox", "mu": 0.1})
+    overrides = [
+        {"from_round": 2, "strategy": {"work": {"steps": 9}}},
+        {"from_round": 3, "app": {"lr": 0.5}, "strategy": {"work": {"steps": 2}, "rule": {"mu": 0.3}}},
+    ]
+    whole = parse_job({**bench.job.model_dump(mode="json", exclude_none=True), "control": {"override": overrides}})
+    told = bench.prepare("north", job=whole.canonical().decode())
+    session = open_session(told)
+    assert session.prepared().max_weight == 72, "9 steps of 8 are the most"
+    assert session.at(1) is session
+    second = session.at(2)
+    assert second is not None
+    assert second.app is session.app
+    assert second.train(bench.train("second", round=2), ignore).weight == 72
+    assert second.prepared().max_weight == 72
+    assert second.at(3) is None, "other values of the app: all is loaded anew"
+    open_session(told, 3).train(bench.train("third", round=3), ignore)
+    assert bench.update("third") == wanted
+    assert second.at(1) is not None
+
+
+def test_values_that_the_app_does_not_take_are_refused_on_joining(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    table = {
+        **bench.job.model_dump(mode="json", exclude_none=True),
+        "control": {"override": [{"from_round": 2, "app": {"rl": 1}}]},
+    }
+    with pytest.raises(ConfigError, match=r"app\.rl"):
+        open_session(bench.prepare("north", job=parse_job(table).canonical().decode()))

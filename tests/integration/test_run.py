@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from integration.federation import Federation, breast_cancer, trial_job
+from safetensors.numpy import load_file
 
 
 def test_a_run_trains_evaluates_and_exports(trio: Federation) -> None:
@@ -140,3 +144,31 @@ def test_what_was_submitted_wrongly_is_said_before_anything_runs(trio: Federatio
         assert "Traceback" not in done.err
         for word in words:
             assert word in done.err, done.err
+
+
+def test_a_run_that_improves_no_more_ends_early_and_its_best_version_is_kept(trio: Federation, tmp_path: Path) -> None:
+    path, events = tmp_path / "job.toml", tmp_path / "events.jsonl"
+    control = (
+        '[control]\nbest = { metric = "accuracy", mode = "max" }\nearly_stop = { patience = 3, min_delta = 0.001 }\n'
+    )
+    path.write_text(trial_job(rounds=40, values="lr = 0.0", more=control))
+    run = trio.atoll("run", path, "--events", events, "--home", trio.researcher).out.strip()
+    state = trio.status(run)
+    assert (state["status"], state["version"], state["best_version"]) == ("finished", 4, 1)
+    assert (
+        "early stop after round 4: accuracy at the sites has not improved by more than 0.001"
+        in state["reason"]["message"]
+    )
+
+    said = [json.loads(line) for line in events.read_text().splitlines()]
+    assert [one["event"] for one in said if one["event"] != "Evaluated"] == [
+        "RunStarted", *["RoundClosed", "VersionCommitted"] * 4, "RunEnded",
+    ]  # fmt: skip
+    assert [one["best"] for one in said if one["event"] == "Evaluated"] == [True, False, False, False]
+
+    out = tmp_path / "best.safetensors"
+    assert trio.atoll("model", run, "--best", "--out", out, "--home", trio.researcher).err.count("version 1") == 1
+    for name, array in trio.model_of_version(run, 0).items():
+        np.testing.assert_array_equal(load_file(out)[name], array)
+    on_disk = {path.name for path in (trio.server_folder / "models" / run).glob("?.safetensors")}
+    assert on_disk == {f"{version}.safetensors" for version in (0, 1, 2, 3, 4)}, "0, the best, and the newest three"

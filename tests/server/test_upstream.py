@@ -13,13 +13,14 @@ from atoll.cluster.messages import Evaluate, Prepare, Train
 from atoll.server.authority import Authority
 from atoll.server.coordinator import Coordinator
 from atoll.server.main import Server
+from atoll.server.models import place_file
 from atoll.server.records import RunRow
 from atoll.server.security import Caller
 from atoll.server.sessions import Session
 from atoll.server.settings import ServerFolder, ServerSettings, UpstreamSection
 from atoll.server.setup import init_server
 from atoll.server.store import Store
-from atoll.server.upstream import RegionWorker, Upstream, place_base
+from atoll.server.upstream import RegionWorker, Upstream
 from atoll.transport.hello import make_hello
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import AppFailed, ConfigError, Incompatible, Malformed, NotAllowed, TooFewSites, to_detail
@@ -247,14 +248,14 @@ async def test_an_upper_server_cannot_take_a_run_of_the_regions_own(region: Regi
 def test_a_base_is_once_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "base"
     source.write_bytes(b"model")
-    place_base(source, tmp_path / "0.safetensors")
+    place_file(source, tmp_path / "0.safetensors")
     assert (tmp_path / "0.safetensors").samefile(source)
 
     def refuse(*_: object) -> None:
         raise OSError(18, "Invalid cross-device link")
 
     monkeypatch.setattr("os.link", refuse)
-    place_base(source, tmp_path / "1.safetensors")
+    place_file(source, tmp_path / "1.safetensors")
     assert (tmp_path / "1.safetensors").read_bytes() == b"model"
     assert not (tmp_path / "1.safetensors").samefile(source)
 

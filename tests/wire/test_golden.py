@@ -142,6 +142,13 @@ MESSAGES: dict[str, Message] = {
         job=JOB, manifest=b"\x08\x01", app_hash="ab" * 32, crc32=0xDEADBEEF, request="01JDQ"
     ),
     "submit_reply": runs_pb2.SubmitReply(run=RUN, upload=GRANT),
+    "run_snapshot_continued": runs_pb2.RunSnapshot(
+        run=RUN, name="fashion", status="finished", round=12, num_rounds=20, version=12, best_version=11, continues=RUN,
+        reason=errors_pb2.ErrorDetail(message="early stop after round 12", run=RUN),
+        rounds=[runs_pb2.RoundRecord(round=11, version=11, best=True), runs_pb2.RoundRecord(round=12, version=12)],
+    ),
+    "model_request_best": runs_pb2.ModelRequest(run=RUN, best=True),
+    "model_reply_best": runs_pb2.ModelReply(download=GRANT, manifest=MANIFEST.encode(), version=11, best=True),
     "run_snapshot": runs_pb2.RunSnapshot(
         run=RUN, name="fashion", status="running", reason=ERROR, round=12, num_rounds=20, version=11,
         sites=[runs_pb2.SiteProgress(site="site-3", state="training", done=3, total=10, detail="")],

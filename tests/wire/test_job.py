@@ -76,7 +76,7 @@ def test_a_typo_names_the_nearest_key(tmp_path: Path, typo: tuple[str, str]) -> 
 
 
 def test_a_key_near_to_none_lists_the_known(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="known keys: app, data, name, rounds"):
+    with pytest.raises(ConfigError, match="known keys: app, continues, data, name, rounds"):
         job_from(tmp_path, GOOD.replace("rounds = 20", "rounds = 20\nzzzzz = 1"))
 
 
