@@ -19,6 +19,7 @@ GROUPS: Final[Mapping[str, str]] = {
     "codec": "atoll.codecs",
     "reducer": "atoll.reducers",
     "optimizer": "atoll.optimizers",
+    "personal": "atoll.personal",
 }
 
 
