@@ -69,14 +69,15 @@ def build_first_version(person: Person, job: Job, folder: Path) -> FirstVersion:
         AppFailed: the app does not import or raises.
         BadManifest: the model has a tensor that cannot travel.
     """
+    from atoll.aggregation.lanes import run_manifest
     from atoll.aggregation.strategy import resolve
     from atoll.wire.tensors import manifest_of
 
-    resolve(job)  # the server and the sites do the same: a mistake is told here, before anything is sent
+    strategy = resolve(job)  # the server and the sites do the same: a mistake is told here, before anything is sent
     entry = app_entry(person, job.job.app)
     app_hash = hash_distribution(entry.distribution)
     module = _build_model(person, entry, app_hash, job)
-    manifest = manifest_of(module)
+    manifest = run_manifest(manifest_of(module), strategy.lanes, strategy.local)
     path = folder / "version-0.bin"
     try:
         crc32 = _write(path, manifest, module)
