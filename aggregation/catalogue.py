@@ -33,7 +33,7 @@ class Option:
 class Kind:
     """One kind of one part. `failure` says why a plugin cannot be used; empty where it can."""
 
-    part: str  # "strategy", "schedule", "rule", "codec", "reducer", "optimizer"
+    part: str  # "strategy", "schedule", "rule", "codec", "reducer", "optimizer", "personal"
     kind: str
     summary: str  # one sentence
     source: str  # "built in", or distribution and version

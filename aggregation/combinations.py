@@ -12,9 +12,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from atoll.aggregation.codecs.encoding import Codec
+from atoll.aggregation.feddyn import FedDyn, FedDynOptimizer
+from atoll.aggregation.personal import Personal
 from atoll.aggregation.reducers.central import FLTrust
+from atoll.aggregation.reducers.mean import Mean
 from atoll.aggregation.reducers.reduction import Reducer
+from atoll.aggregation.rules import LocalRule, Paired
 from atoll.aggregation.schedule import Asynchronous, Schedule
+from atoll.aggregation.server_optimizers import ServerOptimizer
 from atoll.wire.errors import ConfigError
 
 
@@ -30,6 +35,10 @@ class Combined:
     regions: bool = False  # a member of the cohort is a region, which sends the sum of its sites' updates
     download: Codec | None = None
     local: tuple[str, ...] = ()
+    rule: LocalRule | None = None
+    optimizer: ServerOptimizer | None = None
+    personal: Personal | None = None
+    site_evaluation: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +104,35 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
         reason="a region hands versions on to its sites as it gets them, in full; remove download, or name sites of "
         "this federation alone in job.sites",
     ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.rule"),
+        applies=lambda combined: isinstance(combined.schedule, Asynchronous) and isinstance(combined.rule, Paired),
+        reason="this schedule counts a stale update in part, and what this rule keeps at the sites must move by all of "
+        "what the server adds; take the schedule rounds, or the rule none or fedprox",
+    ),
+    Refusal(
+        keys=("strategy.reducer", "strategy.rule"),
+        applies=lambda combined: isinstance(combined.rule, Paired) and not isinstance(combined.reducer, Mean),
+        reason="the server's part of this rule is the mean of what sites send, and this reducer leaves some of that "
+        "out; take the reducer mean, or the rule none or fedprox",
+    ),
+    Refusal(
+        keys=("strategy.rule", "strategy.optimizer"),
+        applies=lambda combined: isinstance(combined.rule, FedDyn) != isinstance(combined.optimizer, FedDynOptimizer),
+        reason="FedDyn has a part at the sites and one at the server; take feddyn for both, as strategy.kind = "
+        "feddyn does, or for none",
+    ),
+    Refusal(
+        keys=("strategy.personal", "evaluation.sites"),
+        applies=lambda combined: _is_made_to_be_judged(combined.personal) and not combined.site_evaluation,
+        reason="this personal model is made when a site judges a version, and no site does; set evaluation.sites = "
+        "true, or personal to none or ditto",
+    ),
 )
+
+
+def _is_made_to_be_judged(personal: Personal | None) -> bool:
+    return personal is not None and not personal.keeps and personal.name != "none"
 
 
 def _samples(schedule: Schedule[Any]) -> bool:

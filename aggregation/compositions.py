@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-PARTS: Final = ("schedule", "rule", "codec", "reducer", "optimizer")
+PARTS: Final = ("schedule", "rule", "codec", "reducer", "optimizer", "personal")
 
 _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "schedule": {"kind": "rounds"},
@@ -17,6 +17,7 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "codec": {"kind": "native"},
     "reducer": {"kind": "mean"},
     "optimizer": {"kind": "sgd", "lr": 1.0},
+    "personal": {"kind": "none"},
 }
 
 
@@ -67,5 +68,25 @@ BUILT_IN: Final[Mapping[str, Composition]] = {
     "fedyogi": Composition(
         summary="FedAvg with Yogi on the server (Reddi et al. 2020, arXiv:2003.00295, algorithm 2).",
         parts={"optimizer": {"kind": "yogi", "lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-3}},
+    ),
+    "scaffold": Composition(
+        summary="FedAvg whose local gradients are corrected by control variates, for sites whose data differ "
+        "(Karimireddy et al. 2020, arXiv:1910.06378, algorithm 1).",
+        parts={"rule": {"kind": "scaffold"}},
+    ),
+    "feddyn": Composition(
+        summary="FedAvg with a regulariser at each site that follows what it has learnt "
+        "(Acar et al. 2021, arXiv:2111.04263, algorithm 1).",
+        parts={"rule": {"kind": "feddyn", "alpha": 0.01}, "optimizer": {"kind": "feddyn"}},
+    ),
+    "fednova": Composition(
+        summary="FedAvg of differences by local step, for sites that make more or fewer of them "
+        "(Wang et al. 2020, arXiv:2007.07481, section 4).",
+        parts={"rule": {"kind": "fednova"}},
+    ),
+    "ditto": Composition(
+        summary="FedAvg, and at each site a model of its own that is pulled to the global one "
+        "(Li et al. 2021, arXiv:2012.04221, algorithm 1).",
+        parts={"personal": {"kind": "ditto", "lam": 0.1}},
     ),
 }

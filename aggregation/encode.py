@@ -7,6 +7,7 @@ error here, before anything is sent, and never clipped.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -29,12 +30,14 @@ def encode_update(
     *,
     rounding: Rounding,
     bound: float,
+    differences: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> None:
     """Writes the update from `base` to `trained` (tensors by name, on any device) into `out`.
 
     Args:
         out: writable, `layout.num_bytes` long.
         bound: largest magnitude that a difference may have.
+        differences: what to write for the averaged tensors that it names, in place of trained minus base.
 
     Raises:
         BadUpdate: a difference is NaN, infinite or beyond the bound, a raw value is not finite, or a trained tensor is
@@ -50,9 +53,10 @@ def encode_update(
     with torch.no_grad():
         for entry in layout.means:
             region = data[entry.offset : entry.offset + entry.num_bytes]
-            _encode_difference(
-                entry, _found(base, entry.spec), _trained(trained, entry.spec), region, rounding=rounding, bound=bound
-            )
+            given = entry.spec.name in differences
+            old = None if given else _found(base, entry.spec)
+            new = _trained(differences if given else trained, entry.spec)
+            _encode_difference(entry, old, new, region, rounding=rounding, bound=bound)
         for raw in layout.raws:
             _copy_values(raw, _trained(trained, raw.spec), data[raw.offset : raw.offset + raw.num_bytes])
 
@@ -82,15 +86,19 @@ def _text(tensor: Tensor | None) -> str:
 
 
 def _encode_difference(
-    entry: MeanEntry, base: Tensor, trained: Tensor, region: Tensor, *, rounding: Rounding, bound: float
+    entry: MeanEntry, base: Tensor | None, trained: Tensor, region: Tensor, *, rounding: Rounding, bound: float
 ) -> None:
-    old_V, new_V = reals(base), reals(trained)
+    """Without a base, `trained` is the difference itself."""
+    old_V, new_V = None if base is None else reals(base), reals(trained)
     # Differences of narrow floats are taken in float32, so that the encoding's rounding is the only one.
     working = torch.float64 if new_V.dtype is torch.float64 else torch.float32
-    size = BLOCK_VALUES if old_V.device.type == new_V.device.type == "cpu" else _DEVICE_BLOCK_VALUES
+    devices = {values_V.device.type for values_V in (old_V, new_V) if values_V is not None}
+    size = BLOCK_VALUES if devices == {"cpu"} else _DEVICE_BLOCK_VALUES
     limit = min(bound, entry.encoding.limit)
     for start, stop in blocks(entry.num_values, size):
-        difference_P = new_V[start:stop].to("cpu", working) - old_V[start:stop].to("cpu", working)
+        difference_P = new_V[start:stop].to("cpu", working)
+        if old_V is not None:
+            difference_P = difference_P - old_V[start:stop].to("cpu", working)
         if not largest_magnitude(difference_P) <= limit:  # NaN compares false
             raise _out_of_bounds(entry.spec, difference_P, start, limit)
         entry.encoding.encode(difference_P, region, start, rounding, entry.index + start)

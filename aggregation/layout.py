@@ -2,7 +2,7 @@
 
 An update is a header of 64 bytes, then one region for each tensor that travels, in manifest order:
 
-* **mean**: floating and complex tensors, as the difference to the base model, encoded by the codec. Their values,
+* **mean**: floating and complex tensors, controls among them, as the difference to the base model, encoded by the codec. Their values,
   one after the other, form the flat vector that is summed.
 * **max**, **first**: tensors of other dtypes, and float buffers under the policy "first", as raw values. Combined to
   the elementwise maximum, or to those of the site whose name sorts first.
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from atoll.aggregation.codecs.casts import SUMMABLE
+from atoll.aggregation.codecs.casts import SUMMABLE, Native
 from atoll.aggregation.codecs.encoding import Codec, Encoding
 from atoll.wire.errors import ConfigError
 from atoll.wire.manifest import DTYPE_BYTES, Manifest, TensorSpec
@@ -34,6 +34,7 @@ Choice = Literal["max", "first"]
 
 MAGIC = b"ATOLLUP1"
 HEADER_BYTES = 64  # magic, SHA-256 of the layout, zeros: one cache line, so that regions keep their alignment
+_NATIVE = Native(Native.Options())
 _UNORDERED = frozenset({"float8_e8m0fnu", "float4_e2m1fn_x2"})  # dtypes that have no maximum in any library
 
 
@@ -127,7 +128,7 @@ def update_layout(manifest: Manifest, codec: Codec, buffers: Buffers, local: Seq
     Raises:
         ConfigError: a pattern matches no tensor, or nothing is left to travel.
     """
-    at_site = _matching(manifest, local)
+    at_site = matching(manifest, local)
     means: list[MeanEntry] = []
     raws: list[RawEntry] = []
     absent: list[TensorSpec] = []
@@ -135,7 +136,7 @@ def update_layout(manifest: Manifest, codec: Codec, buffers: Buffers, local: Seq
     for spec in manifest:
         choice = "absent" if spec.name in at_site else _choice(spec, buffers)
         if choice == "mean":
-            encoding, num_values = codec.encoding(spec.dtype), num_reals(spec)
+            encoding, num_values = _encoding(codec, spec), num_reals(spec)
             offset, num_bytes = _aligned(end, encoding.alignment), encoding.num_bytes(num_values)
             means.append(
                 MeanEntry(
@@ -161,9 +162,18 @@ def update_layout(manifest: Manifest, codec: Codec, buffers: Buffers, local: Seq
     )
 
 
-def _matching(manifest: Manifest, patterns: Sequence[str]) -> frozenset[str]:
-    """Names of tensors that match one of the patterns."""
-    names = [spec.name for spec in manifest]
+def _encoding(codec: Codec, spec: TensorSpec) -> Encoding:
+    """A control that is one number travels exactly: it may be a factor of all the others, and saves nothing."""
+    return (_NATIVE if spec.role == "control" and spec.num_elements == 1 else codec).encoding(spec.dtype)
+
+
+def matching(manifest: Manifest, patterns: Sequence[str]) -> frozenset[str]:
+    """Names of the model's tensors that match one of the patterns (as `fnmatch` has them).
+
+    Raises:
+        ConfigError: a pattern matches none, or no parameter is left.
+    """
+    names = [spec.name for spec in manifest if spec.role != "control"]
     found: set[str] = set()
     for pattern in patterns:
         matching = fnmatch.filter(names, pattern)
@@ -185,7 +195,7 @@ def _matching(manifest: Manifest, patterns: Sequence[str]) -> frozenset[str]:
 
 def _choice(spec: TensorSpec, buffers: Buffers) -> Literal["mean", "max", "first", "absent"]:
     summable = spec.dtype in SUMMABLE
-    if summable and spec.role == "parameter":
+    if summable and spec.role in ("parameter", "control"):
         return "mean"
     if buffers == "local":
         return "absent"

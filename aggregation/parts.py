@@ -15,12 +15,16 @@ from pydantic import BaseModel, ValidationError
 from atoll.aggregation import plugins
 from atoll.aggregation.codecs.casts import BFloat16, Float32, Native
 from atoll.aggregation.codecs.scaled import Int4, Int8
+from atoll.aggregation.feddyn import FedDyn, FedDynOptimizer
+from atoll.aggregation.fednova import FedNova
+from atoll.aggregation.personal import Ditto, FineTune, NoPersonal
 from atoll.aggregation.reducers.bucketing import Bucketing
 from atoll.aggregation.reducers.central import CenteredClipping, FLTrust, GeometricMedian, QFedAvg
 from atoll.aggregation.reducers.coordinates import Median, TrimmedMean
 from atoll.aggregation.reducers.krum import Bulyan, Krum, MultiKrum
 from atoll.aggregation.reducers.mean import Mean, NormBound
 from atoll.aggregation.rules import FedProx, NoRule
+from atoll.aggregation.scaffold import Scaffold
 from atoll.aggregation.schedules.buffered import Buffered
 from atoll.aggregation.schedules.rounds import Rounds
 from atoll.aggregation.server_optimizers import Adagrad, Adam, AdamW, Sgd, Yogi
@@ -29,7 +33,7 @@ from atoll.wire.explain import shown, wanted_of
 
 BUILT_IN: Final[Mapping[str, Mapping[str, type]]] = {
     "schedule": {"rounds": Rounds, "buffered": Buffered},
-    "rule": {"none": NoRule, "fedprox": FedProx},
+    "rule": {"none": NoRule, "fedprox": FedProx, "scaffold": Scaffold, "feddyn": FedDyn, "fednova": FedNova},
     "codec": {"native": Native, "float32": Float32, "bfloat16": BFloat16, "int8": Int8, "int4": Int4},
     "reducer": {
         "mean": Mean,
@@ -45,7 +49,15 @@ BUILT_IN: Final[Mapping[str, Mapping[str, type]]] = {
         "fltrust": FLTrust,
         "qfedavg": QFedAvg,
     },
-    "optimizer": {"sgd": Sgd, "adam": Adam, "adamw": AdamW, "adagrad": Adagrad, "yogi": Yogi},
+    "optimizer": {
+        "sgd": Sgd,
+        "adam": Adam,
+        "adamw": AdamW,
+        "adagrad": Adagrad,
+        "yogi": Yogi,
+        "feddyn": FedDynOptimizer,
+    },
+    "personal": {"none": NoPersonal, "ditto": Ditto, "fine_tune": FineTune},
 }
 
 # What an object of each part has: the members of its protocol.
@@ -55,7 +67,9 @@ _MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
     "codec": ("name", "additive", "encoding"),
     "reducer": ("name", "needs", "fewest_updates", "mixed", "init"),
     "optimizer": ("name", "precision", "init", "step"),
+    "personal": ("name", "keeps", "work", "rule"),
 }
+_PAIRED: Final = ("resume", "differences", "settle")  # what a rule has too that has lanes
 
 
 def build(part: str, kind: str, options: Mapping[str, Any], key: str = "") -> Any:
@@ -77,7 +91,8 @@ def build(part: str, kind: str, options: Mapping[str, Any], key: str = "") -> An
         raise
     except Exception as error:  # noqa: BLE001  a plugin may raise anything
         raise ConfigError(f"{plugin} raises {type(error).__name__}: {error}", key=f"{key}.kind", value=kind) from None
-    if lacking := [name for name in _MEMBERS[part] if not hasattr(made, name)]:
+    members = (*_MEMBERS[part], *(_PAIRED if hasattr(made, "lanes") else ()))
+    if lacking := [name for name in members if not hasattr(made, name)]:
         raise ConfigError(f"{plugin} lacks {', '.join(lacking)}", key=f"{key}.kind", value=kind)
     return made
 

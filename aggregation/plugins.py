@@ -21,6 +21,7 @@ GROUPS: Final[Mapping[str, str]] = {
     "optimizer": "atoll.optimizers",
     "metric": "atoll.metrics",
     "callback": "atoll.callbacks",
+    "personal": "atoll.personal",
 }
 
 

@@ -79,6 +79,7 @@ class Asked:
     base_version: int
     num_sites: int
     max_weight: int
+    counted_round: int = 0  # the last one whose version holds this region's part; 0: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,13 @@ the new value is stored (`next_model`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
+from atoll.aggregation.lanes import Share
 from atoll.aggregation.layout import UpdateLayout
 from atoll.aggregation.lr_schedules import LearningRate
 from atoll.aggregation.optimizer_state import OptimizerState
@@ -37,6 +38,15 @@ class ServerOptimizer(Protocol):
 
     def step(self, parameters_P: Tensor, difference_P: Tensor, state: Blocks, num_steps: int) -> Blocks:
         """Moves a block of parameters in place, after `num_steps` versions; gives the block's new state."""
+        ...
+
+
+@runtime_checkable
+class Sharing(Protocol):
+    """An optimizer whose state is a mean over all members of the run, of whom a round moves some."""
+
+    def in_round(self, share: Share) -> ServerOptimizer:
+        """The optimizer of a round whose sites are this part of all."""
         ...
 
 

@@ -13,13 +13,15 @@ from typing import Any
 from atoll.aggregation import combinations, compositions, parts, plugins
 from atoll.aggregation.codecs.encoding import Codec
 from atoll.aggregation.compositions import Composition
+from atoll.aggregation.lanes import Lane
 from atoll.aggregation.layout import Buffers
 from atoll.aggregation.lr_schedules import LearningRate
 from atoll.aggregation.metrics import require_sums
+from atoll.aggregation.personal import Personal
 from atoll.aggregation.reducers.central import FLTrust
 from atoll.aggregation.reducers.reduction import Reducer
 from atoll.aggregation.round_sum import LARGEST_BOUND, SMALLEST_BOUND
-from atoll.aggregation.rules import LocalRule
+from atoll.aggregation.rules import LocalRule, lanes_of
 from atoll.aggregation.schedule import (
     Accepted,
     Action,
@@ -80,6 +82,12 @@ class Strategy:
     buffers: Buffers
     local: tuple[str, ...]  # patterns of names of tensors that stay at their site
     bound: float
+    personal: Personal  # what a site keeps for itself
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """What travels beside the model."""
+        return lanes_of(self.rule)
 
 
 def resolve(job: Job) -> Strategy:
@@ -111,6 +119,10 @@ def resolve(job: Job) -> Strategy:
             buffers=section.buffers,
             local=section.local or (),
             server_evaluation=job.evaluation.server,
+            site_evaluation=job.evaluation.sites,
+            rule=made["rule"],
+            optimizer=made["optimizer"],
+            personal=made["personal"],
         ),
         _values(section, wanted, made, job),
     )
@@ -222,4 +234,5 @@ def _values(
         "strategy.buffers": section.buffers,
         "strategy.local": section.local,
         "evaluation.server": job.evaluation.server,
+        "evaluation.sites": job.evaluation.sites,
     }

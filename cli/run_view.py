@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from atoll.cli.output import one_line, size
 from atoll.cli.snapshots import headline_metric, metric_values
+from atoll.wire.names import PERSONAL
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -163,6 +164,9 @@ def _judgements(record: runs_pb2.RoundRecord) -> Iterator[tuple[str, float]]:
         yield "training loss", loss
     if found := _headline(record.evaluate_metrics):
         yield f"{found[0]} at sites", found[1]
+        own = metric_values(record.evaluate_metrics).get(PERSONAL + found[0])
+        if own is not None:
+            yield f"personal {found[0]}", own
     if found := _headline(record.server_metrics):
         yield f"{found[0]} at server", found[1]
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from atoll.wire.names import PERSONAL
+
 if TYPE_CHECKING:
     from atoll.wire import control_pb2, errors_pb2, runs_pb2
 
@@ -76,7 +78,10 @@ def run_record(snapshot: runs_pb2.RunSnapshot, *, rounds: bool = True) -> dict[s
 
 
 def headline_metric(values: Mapping[str, float | None]) -> tuple[str, float] | None:
-    """The metric that people look at first: accuracy where there is one, else the first that is no loss, else the loss."""
-    known = {name: value for name, value in values.items() if value is not None}
+    """The metric that people look at first: accuracy where there is one, else the first that is no loss, else the loss.
+
+    Those of personal models stand beside that of the global one, and never in its place.
+    """
+    known = {name: value for name, value in values.items() if value is not None and not name.startswith(PERSONAL)}
     ranked = sorted(known, key=lambda name: (name != "accuracy", name == "loss", name))
     return (ranked[0], known[ranked[0]]) if ranked else None

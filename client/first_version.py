@@ -71,17 +71,19 @@ def build_first_version(person: Person, job: Job, folder: Path) -> FirstVersion:
         BadManifest: the model has a tensor that cannot travel, or the file other tensors than the model.
         LocalError: a file cannot be read or written.
     """
+    from atoll.aggregation.lanes import run_manifest
     from atoll.aggregation.stages import Strategies
     from atoll.wire.tensors import manifest_of
 
-    Strategies(job)  # the server and the sites do the same: a mistake is told here, before anything is sent
+    # The server and the sites do the same: a mistake is told here, before anything is sent.
+    strategy = Strategies(job).first
     entry = app_entry(person, job.job.app)
     app_hash = hash_distribution(entry.distribution)
     module = _build_model(person, entry, app_hash, job)
-    manifest = manifest_of(module)
+    manifest = run_manifest(manifest_of(module), strategy.lanes, strategy.local)
     for number, stage in enumerate(job.stages[1:]):
         if stage.job.app != job.app:
-            _check_stage(manifest, manifest_of(_build_model(person, entry, app_hash, stage.job)), number)
+            _check_stage(manifest.model, manifest_of(_build_model(person, entry, app_hash, stage.job)), number)
     path = folder / "version-0.bin"
     try:
         start = job.job.start
@@ -106,15 +108,16 @@ def _write(path: Path, manifest: Manifest, module: nn.Module) -> int:
 
 
 def _copy(path: Path, manifest: Manifest, start: Path) -> int:
-    """Writes a model file's values as the manifest's bytes, tensor by tensor; returns their crc32."""
+    """Writes a model file's values as the manifest's bytes, tensor by tensor, lanes as zeros; returns their crc32."""
     with open_model(start) as model:
-        _require_tensors(manifest, model.manifest, start)
+        _require_tensors(manifest.model, model.manifest, start)
         with path.open("wb+") as file:
             if manifest.num_bytes == 0:
                 return 0
             reserve(file.fileno(), manifest.num_bytes)
             with mmap.mmap(file.fileno(), manifest.num_bytes) as mapped, memoryview(mapped) as data:
-                for spec in manifest:
+                for name in (spec.name for spec in manifest.model):
+                    spec = manifest[name]
                     begin = model.manifest[spec.name].offset
                     data[spec.offset : spec.offset + spec.num_bytes] = model.map[begin : begin + spec.num_bytes]
                 return crc32_of(data)

@@ -189,15 +189,18 @@ async def fetch_model(
         manifest = Manifest.decode(reply.manifest)
         _write_model(out, manifest, raw, {"atoll.run": run, "atoll.version": str(reply.version)})
     return FetchedModel(
-        run=run, version=reply.version, path=out, num_tensors=len(manifest), num_bytes=manifest.num_bytes
+        run=run, version=reply.version, path=out, num_tensors=len(manifest.model), num_bytes=manifest.model.num_bytes
     )
 
 
 def _write_model(out: Path, manifest: Manifest, raw: Path, metadata: dict[str, str]) -> None:
-    with raw.open("rb") as source, model_file.create(out, manifest, metadata) as data:
-        position = 0
-        while num_read := source.readinto(data[position : position + COPY_BYTES]):
-            position += num_read
+    """The model's own tensors of a version whose bytes are in `raw`."""
+    with raw.open("rb") as source, model_file.create(out, manifest.model, metadata) as data:
+        for spec in manifest.model:
+            source.seek(manifest[spec.name].offset)
+            position, end = spec.offset, spec.offset + spec.num_bytes
+            while num_read := source.readinto(data[position : min(position + COPY_BYTES, end)]):
+                position += num_read
 
 
 class _Patience:

@@ -282,8 +282,8 @@ class RunWork:
             "config": config,
         }
         if task.kind == pb.TRAIN:
-            common |= {"num_sites": task.sum.num_sites, "max_weight": task.sum.max_weight}
-            return await self._train(key, task, bench, common)
+            terms = {"num_sites": task.sum.num_sites, "max_weight": task.sum.max_weight}
+            return await self._train(key, task, bench, common | terms | {"counted_round": task.counted_round})
         if task.kind == pb.EVALUATE:
             return await self._evaluate(key, task, bench, common)
         raise Incompatible(f"site {self._site} does not know task kind {task.kind}; upgrade it", site=self._site)

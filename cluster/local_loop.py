@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from atoll.aggregation.rules import LocalRule
+from atoll.aggregation.rules import LocalRule, Watching
 from atoll.cluster.app import App
 from atoll.cluster.batches import Work, batches, to_device
 from atoll.cluster.metric_sums import MetricSums
@@ -47,12 +47,15 @@ def train_locally(
 
     Raises:
         BadUpdate: the loss is not finite.
-        AppFailed: the loader gave no batch, or more examples than the app promised.
+        AppFailed: the loader gave no batch, or more examples than the app promised; the rule is not defined for the
+            optimizer.
     """
     sums, num_examples, done = MetricSums(), 0, 0
     model.train()
     with seeded(seed, device):
         scheduler = app.scheduler(optimizer)
+        if isinstance(rule, Watching):
+            rule.watch(optimizer)
         rule.begin(model)
         for batch in batches(app, dataset, work, seed):
             batch = to_device(batch, device)

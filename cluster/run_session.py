@@ -21,9 +21,12 @@ from torch.utils.data import Dataset
 
 from atoll.aggregation.download import Download
 from atoll.aggregation.encode import encode_update
+from atoll.aggregation.lanes import run_manifest
 from atoll.aggregation.layout import UpdateLayout, update_layout
 from atoll.aggregation.rounding import SECRET_BYTES, Rounding, rounding_key
+from atoll.aggregation.rules import LocalRule, Watching
 from atoll.aggregation.strategy import Strategy, resolve
+from atoll.cluster import personal
 from atoll.cluster.app import App, build_app, build_model
 from atoll.cluster.batches import Work, plan_work
 from atoll.cluster.device import choose_device, set_up_torch
@@ -31,6 +34,8 @@ from atoll.cluster.evaluate import evaluate
 from atoll.cluster.local_loop import train_locally
 from atoll.cluster.messages import Evaluate, Evaluated, Prepare, Prepared, Train, Trained
 from atoll.cluster.optimizer_state import LocalOptimizer
+from atoll.cluster.pairing import Pairing
+from atoll.cluster.personal import PersonalWork
 from atoll.cluster.registry import AppEntry, load_app
 from atoll.cluster.seeds import training_seed
 from atoll.cluster.site_state import Kept, SiteState
@@ -56,6 +61,7 @@ class Training:
     work: Work
     max_weight: int  # of an update in any round of the run, as promised
     secret: bytes  # of the randomness of rounding
+    personal: PersonalWork | None  # where the site has a model for itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +81,7 @@ class RunSession:
     download: Download | None  # how versions come, where a codec makes them smaller
     transient: Mapping[str, Tensor]  # non-persistent buffers as they were when the model was new
     state: SiteState
+    pairing: Pairing
     training: Training | None
     test_data: Dataset[Any] | None
 
@@ -118,6 +125,7 @@ class RunSession:
         with self._open_base(Path(request.base_path)) as base, room as out:
             kept = self.state.load(request.round)
             self._load(base, kept)
+            self.pairing.resume(request.counted_round, views(self.manifest, base.map, writable=False))
             training.optimizer.begin_round(kept)
             outcome = train_locally(
                 self.app,
@@ -131,11 +139,15 @@ class RunSession:
                 on_step=on_step,
             )
             crc32 = self._write_update(request.round, base, training, out)
-        self._keep(request.round, training)
+            self.pairing.settle(request.round, request.counted_round, self.layout, out)
+            leaves = self._leaves(training)
+            metrics, own = self._train_personal(request.round, base, kept, training, on_step)
+        if leaves.values or leaves.tensors or own:
+            self.state.save(request.round, Kept(tensors={**leaves.tensors, **own}, values=leaves.values))
         return Trained(
             key=request.key,
             weight=outcome.weight,
-            metrics=dict(outcome.metrics),
+            metrics={**outcome.metrics, **metrics},
             num_bytes=self.layout.num_bytes,
             crc32=crc32,
         )
@@ -148,9 +160,13 @@ class RunSession:
         """
         if self.test_data is None:
             return Evaluated(key=request.key, metrics={})
+        kept = self.state.load(request.round + 1)
         with self._open_base(Path(request.base_path)) as base:
-            self._load(base, self.state.load(request.round + 1))
+            self._load(base, kept)
         metrics = evaluate(self.app, self.model, self.test_data, device=self.device, on_batch=lambda: on_step(0, 0))
+        if self._make_personal(request.round, kept, on_step):
+            own = evaluate(self.app, self.model, self.test_data, device=self.device, on_batch=lambda: on_step(0, 0))
+            metrics |= personal.named(own)
         return Evaluated(key=request.key, metrics=metrics)
 
     def _require_training(self) -> Training:
@@ -219,15 +235,62 @@ class RunSession:
             out,
             rounding=rounding,
             bound=self.strategy.bound,
+            differences=self.pairing.differences(),
         )
         return crc32_of(out)
 
-    def _keep(self, round: int, training: Training) -> None:
+    def _leaves(self, training: Training) -> Kept:
+        """What the round leaves for the next one, beside its personal model: copies where that one is yet to come."""
         kept = training.optimizer.end_round()
         tensors = state_of(self.model)
         local = {_LOCAL + spec.name: tensors[spec.name][0].detach() for spec in self.layout.absent}
-        if local or kept.tensors or kept.values:
-            self.state.save(round, Kept(tensors={**local, **kept.tensors}, values=kept.values))
+        if training.personal is None:
+            return Kept(tensors={**local, **kept.tensors}, values=kept.values)
+        return Kept(tensors={n: t.clone() for n, t in {**local, **kept.tensors}.items()}, values=kept.values)
+
+    def _train_personal(
+        self, round: int, base: ModelFile, kept: Kept, training: Training, on_step: OnStep
+    ) -> tuple[dict[str, tuple[float, float]], dict[str, Tensor]]:
+        """Metrics and tensors of the personal model after a round; nothing where the site keeps none."""
+        own = training.personal
+        if own is None or not own.kind.keeps:
+            return {}, {}
+        self._load(base, kept)
+        personal.put(self.model, kept)
+        at_site = {spec.name for spec in self.layout.absent}
+        shared = views(self.manifest, base.map, writable=False)
+        anchor = {name: tensor for name, tensor in shared.items() if name not in at_site}
+        metrics = self._learn(training, own, own.kind.rule(anchor), round, on_step)
+        return personal.named(metrics), personal.taken(self.model)
+
+    def _make_personal(self, round: int, kept: Kept, on_step: OnStep) -> bool:
+        """Puts the personal model of a version, whose tensors are in the model, there; False where there is none."""
+        training = self.training
+        if training is None or training.personal is None:
+            return False
+        own = training.personal
+        if own.kind.keeps:
+            return personal.put(self.model, kept)
+        self._learn(training, own, own.kind.rule({}), round, on_step)
+        return True
+
+    def _learn(
+        self, training: Training, own: PersonalWork, rule: LocalRule, round: int, on_step: OnStep
+    ) -> Mapping[str, tuple[float, float]]:
+        """Trains what is in the model as the site's own, with a fresh optimizer; the metrics of it."""
+        training.optimizer.begin_round(Kept())
+        outcome = train_locally(
+            self.app,
+            self.model,
+            training.optimizer.torch,
+            training.dataset,
+            work=own.work,
+            rule=rule,
+            seed=personal.personal_seed(self.job.job.seed, self.site, round),
+            device=self.device,
+            on_step=on_step,
+        )
+        return outcome.metrics
 
 
 def open_session(request: Prepare, round_: int = 1) -> RunSession:
@@ -251,7 +314,7 @@ def open_session(request: Prepare, round_: int = 1) -> RunSession:
     app = build_app(kind, job.app, request.data)
     model = build_model(app, job.job.seed).to(device)
     manifest = Manifest.decode(Path(request.manifest_path).read_bytes())
-    manifest.require_same(manifest_of(model))
+    manifest.require_same(run_manifest(manifest_of(model), strategy.lanes, strategy.local))
     return RunSession(
         run=request.run,
         site=request.site,
@@ -267,12 +330,15 @@ def open_session(request: Prepare, round_: int = 1) -> RunSession:
         download=Download(manifest, strategy.download, job.job.seed) if strategy.download and request.encoded else None,
         transient={name: buffer.clone() for name, buffer in model.named_buffers() if name not in model.state_dict()},
         state=SiteState(Path(request.state_folder)),
-        training=_open_training(request, whole, job, app, model) if request.training else None,
+        pairing=Pairing(rule=strategy.rule, state=SiteState(Path(request.state_folder) / "rule")),
+        training=_open_training(request, whole, job, strategy, app, model) if request.training else None,
         test_data=app.data("test") if job.evaluation.sites or not request.training else None,
     )
 
 
-def _open_training(request: Prepare, whole: Job, job: Job, app: App, model: nn.Module) -> Training:
+def _open_training(
+    request: Prepare, whole: Job, job: Job, strategy: Strategy, app: App, model: nn.Module
+) -> Training:
     secret = bytes.fromhex(request.rounding_seed_hex)
     if len(secret) != SECRET_BYTES:
         raise Malformed(f"rounding_seed_hex has {len(secret)} bytes, wanted {SECRET_BYTES}", field="rounding_seed_hex")
@@ -285,10 +351,14 @@ def _open_training(request: Prepare, whole: Job, job: Job, app: App, model: nn.M
         raise AppFailed(
             f"optimizer() returned {type(optimizer).__name__}, wanted a torch.optim.Optimizer", field="optimizer"
         )
+    if isinstance(strategy.rule, Watching):
+        strategy.rule.watch(optimizer)  # so that what it refuses is refused before the site takes part
+    section = strategy.personal.work(strategy.work)
     return Training(
         dataset=dataset,
         optimizer=LocalOptimizer(optimizer, keeps_state=app.keeps_optimizer),
         work=plan_work(app, dataset, job.strategy.work),
         max_weight=max(plan_work(app, dataset, section).max_weight for section in sections),
         secret=secret,
+        personal=PersonalWork(kind=strategy.personal, work=plan_work(app, dataset, section)) if section else None,
     )

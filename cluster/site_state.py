@@ -47,18 +47,27 @@ class SiteState:
             LocalError: the file is damaged or unreadable.
         """
         earlier = [round for round in self._rounds() if round < before_round]
-        if not earlier:
-            return Kept()
-        path = self._path(max(earlier))
+        return self.left_by(max(earlier)) if earlier else Kept()
+
+    def left_by(self, round: int) -> Kept:
+        """The state that `round` left.
+
+        Raises:
+            LocalError: it is missing, damaged or unreadable.
+        """
+        path = self._path(round)
         try:
             with safetensors.safe_open(path, framework="pt") as file:
                 values = json.loads((file.metadata() or {}).get("values", "{}"))
                 return Kept(tensors={name: file.get_tensor(name) for name in file.keys()}, values=values)  # noqa: SIM118
         except (SafetensorError, OSError, ValueError) as error:
-            raise LocalError(f"{path}: the state of round {max(earlier)} cannot be read: {error}") from None
+            raise LocalError(f"{path}: the state of round {round} cannot be read: {error}") from None
 
-    def save(self, round: int, kept: Kept) -> None:
+    def save(self, round: int, kept: Kept, *, begun_with: int | None = None) -> None:
         """Keep what `round` leaves, durably; older states than the one it began with are dropped.
+
+        Args:
+            begun_with: the round whose state that was, where it is not the newest: those in between are void.
 
         Raises:
             DiskFull: there is no room.
@@ -79,13 +88,14 @@ class SiteState:
             draft.unlink(missing_ok=True)
             kind = DiskFull if error.errno in NO_ROOM else LocalError
             raise kind(f"{self._path(round)}: cannot be written: {error.strerror}") from None
-        self._drop_old(round)
+        self._drop_old(round, begun_with)
 
-    def _drop_old(self, round: int) -> None:
-        rounds = self._rounds()
-        begun_with = max((r for r in rounds if r < round), default=0)
-        for old in rounds:
-            if old < begun_with:
+    def _drop_old(self, round: int, begun_with: int | None) -> None:
+        earlier = [r for r in self._rounds() if r < round]
+        if begun_with is None:
+            begun_with = max(earlier, default=0)
+        for old in earlier:
+            if old != begun_with:
                 self._path(old).unlink(missing_ok=True)
 
     def _rounds(self) -> list[int]:

@@ -217,6 +217,8 @@ class Pipeline:
                 base=base.map,
                 out=out,
                 manifest=self._manifest,
+                lanes=self._strategy.lanes,
+                share=round_.share,
             )
             crc32 = crc32_of(out)
         state.save(self._models.optimizer_path(version))

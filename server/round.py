@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from atoll.aggregation.lanes import ALL, Share
+
 Metrics = Mapping[str, tuple[float, float]]  # name -> (sum, count)
 
 
@@ -36,6 +38,8 @@ class Round:
     room: int = 0  # updates that the sum has room for, where not those of the cohort: a region's round is part of one
     updates: Mapping[str, Update] = field(default_factory=dict)  # by site
     closing: tuple[str, ...] = ()  # sites whose updates make the version; empty while open
+    share: Share = ALL  # of those that are closing in all members of the run
+    all_weights: int = 0  # of all members when it closed
 
     @property
     def cohort(self) -> tuple[str, ...]:
@@ -84,5 +88,5 @@ class Round:
         updates = {name: update for name, update in self.updates.items() if name != site}
         return replace(self, updates=updates, closing=() if site in self.closing else self.closing)
 
-    def closed(self, sites: tuple[str, ...]) -> Round:
-        return replace(self, closing=sites)
+    def closed(self, sites: tuple[str, ...], share: Share = ALL, all_weights: int = 0) -> Round:
+        return replace(self, closing=sites, share=share, all_weights=all_weights)

@@ -37,6 +37,7 @@ from atoll.aggregation.schedule import (
     initial,
 )
 from atoll.aggregation.schedule import Event as ScheduleEvent
+from atoll.server import counted
 from atoll.server.dispatch import abandon, asked_for, dispatch, without
 from atoll.server.events import (
     Broken,
@@ -149,7 +150,7 @@ def _left(plan: Plan, state: RunState, event: Left) -> Step:
 
 
 def _to_schedule(plan: Plan, state: RunState, event: Ready | Asked | Withdrawn) -> Step:
-    return _tell_schedule(plan, state, event)
+    return _tell_schedule(plan, counted.asked(state, event) if isinstance(event, Asked) else state, event)
 
 
 def _timer(plan: Plan, state: RunState, event: TimerFired) -> Step:
@@ -208,7 +209,7 @@ def _committed(plan: Plan, state: RunState, event: Committed) -> Step:
         round_ = Round(number=event.round, base_version=state.version, asked={}, max_weight=1)
     late = [task for task in state.tasks.values() if task.kind == "train" and task.round == event.round]
     state = replace(
-        state,
+        counted.committed(state, round_, delegated=plan.delegated),
         version=event.version,
         committed=round_,
         rounds={number: other for number, other in state.rounds.items() if number != event.round},
@@ -350,7 +351,7 @@ def _do(plan: Plan, state: RunState, action: Action) -> Step:
         case Dispatch():
             return dispatch(state, action)
         case Close(round=number, sites=sites):
-            round_ = state.rounds[number].closed(sites)
+            round_ = counted.closed(state, state.rounds[number], sites)
             return replace(state, rounds={**state.rounds, number: round_}), (CommitRound(round=round_),)
         case Cancel(round=number, sites=sites, reason=reason):
             gone = [t for t in state.tasks.values() if t.kind == "train" and t.round == number and t.site in sites]

@@ -106,6 +106,9 @@ class RunState:
     timers: Mapping[str, float] = field(default_factory=dict)  # name -> seconds, as set
     evaluations: Mapping[int, Evaluation] = field(default_factory=dict)  # by version; the newest two
     judgement: Judgement = Judgement()
+    counted: Mapping[str, int] = field(default_factory=dict)  # by site, the last round whose version holds its update
+    in_doubt: Mapping[str, int] = field(default_factory=dict)  # of a region: the same of sums that went up since
+    all_weights: int = 0  # of all members at the last version
 
     def round_of(self, task: str, attempt: int) -> Round | None:
         """The open round that a task's update counts in, or is accepted in."""

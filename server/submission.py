@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from atoll.aggregation.lanes import run_manifest
 from atoll.aggregation.layout import update_layout
 from atoll.aggregation.metrics import MetricRules
 from atoll.aggregation.stages import Strategies
@@ -24,7 +25,7 @@ def read_submission(request: runs_pb2.SubmitRequest, settings: ServerSettings) -
 
     Raises:
         ConfigError: the job cannot be used; names the key.
-        BadManifest: the manifest breaks its rules.
+        BadManifest: the manifest breaks its rules, or lacks what the job's rule has travel beside the model.
         TooLarge: the model is over this server's limit.
         Malformed: the hash of the app or the name of the request is none.
     """
@@ -51,6 +52,7 @@ def read_submission(request: runs_pb2.SubmitRequest, settings: ServerSettings) -
             value=manifest.num_bytes,
             bound=settings.limits.max_model_bytes,
         )
+    run_manifest(manifest.model, strategy.lanes, strategy.local).require_same(manifest)
     update_layout(manifest, strategy.codec, strategy.buffers, strategy.local)
     return job, manifest
 

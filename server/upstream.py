@@ -206,6 +206,7 @@ class RegionWorker:
             base_version=request.base_version,
             num_sites=request.num_sites,
             max_weight=request.max_weight,
+            counted_round=request.counted_round,
         )
         withdrawn = Withdrawn(round=request.round, reason=f"round {request.round} is closed above")
         self._upstream.begun(request.key, withdrawn)

@@ -128,6 +128,7 @@ class StrategySection(Strict):
     buffers: Literal["mean", "local", "first"] = "mean"  # float buffers; integers: "first" or the maximum
     local: tuple[str, ...] | None = None  # patterns of names of tensors that stay at their site, such as "head.*"
     sum: SumSection = SumSection()
+    personal: Part | None = None  # a model that a site keeps for itself, such as { kind = "ditto" }
 
 
 class MetricSection(Strict):

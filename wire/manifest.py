@@ -20,7 +20,8 @@ from google.protobuf.message import DecodeError
 from atoll.wire import manifest_pb2 as pb
 from atoll.wire.errors import BadManifest
 
-Role = Literal["parameter", "buffer"]
+Role = Literal["parameter", "buffer", "control"]
+"""Of the model: parameter or buffer. A control is none of its tensors: a local rule has it travel beside the model."""
 Entry = tuple[str, str, tuple[int, ...], Role]  # name, dtype, shape, role
 
 MANIFEST_BYTES = 16 << 20  # as control.proto and runs.proto say
@@ -62,7 +63,8 @@ DTYPE_BYTES: Mapping[str, int] = {
 }
 
 _DTYPE_OF = {pb.DType.Value(name.upper()): name for name in DTYPE_BYTES}
-_ROLE_OF: dict[int, Role] = {pb.PARAMETER: "parameter", pb.BUFFER: "buffer"}
+_ROLES: Mapping[Role, pb.Role] = {"parameter": pb.PARAMETER, "buffer": pb.BUFFER, "control": pb.CONTROL}
+_ROLE_OF: Mapping[int, Role] = {number: role for role, number in _ROLES.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +87,10 @@ class TensorSpec:
                 value=self.dtype,
                 bound="a known dtype",
             )
-        if self.role not in ("parameter", "buffer"):
-            raise BadManifest(
-                f"tensor {self.name!r} has role {self.role!r}: wanted parameter or buffer",
-                field=self.name,
-                value=self.role,
-                bound="parameter or buffer",
-            )
+        if self.role not in _ROLES:
+            bound = ", ".join(_ROLES)
+            text = f"tensor {self.name!r} has role {self.role!r}: wanted one of {bound}"
+            raise BadManifest(text, field=self.name, value=self.role, bound=bound)
         _check_shape(self.name, self.shape)
 
     @property
@@ -142,6 +141,12 @@ class Manifest:
         return digest.hexdigest()
 
     @cached_property
+    def model(self) -> Manifest:
+        """The tensors of the model itself, without what travels beside it; their offsets are those of such a model."""
+        own = [(spec.name, spec.dtype, spec.shape, spec.role) for spec in self.tensors if spec.role != "control"]
+        return self if len(own) == len(self.tensors) else Manifest.build(own)
+
+    @cached_property
     def _by_name(self) -> dict[str, TensorSpec]:
         return {spec.name: spec for spec in self.tensors}
 
@@ -170,7 +175,7 @@ class Manifest:
                 dtype=pb.DType.Value(spec.dtype.upper()),
                 shape=spec.shape,
                 offset=spec.offset,
-                role=pb.PARAMETER if spec.role == "parameter" else pb.BUFFER,
+                role=_ROLES[spec.role],
             )
         data = message.SerializeToString(deterministic=True)
         _check_encoded_size(len(data))

@@ -38,6 +38,7 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_UNSPECIFIED: _ClassVar[Role]
     PARAMETER: _ClassVar[Role]
     BUFFER: _ClassVar[Role]
+    CONTROL: _ClassVar[Role]
 DTYPE_UNSPECIFIED: DType
 FLOAT64: DType
 FLOAT32: DType
@@ -64,6 +65,7 @@ FLOAT4_E2M1FN_X2: DType
 ROLE_UNSPECIFIED: Role
 PARAMETER: Role
 BUFFER: Role
+CONTROL: Role
 
 class TensorSpec(_message.Message):
     __slots__ = ("name", "dtype", "shape", "offset", "role")

@@ -29,7 +29,7 @@ DATA_ALIGNMENT = 64  # of the data in the file, and so in a mapping of it: a cac
 DRAFT_SUFFIX = ".draft"
 
 _LENGTH = struct.Struct("<Q")
-_BUFFERS_KEY, _DTYPES_KEY = "atoll.buffers", "atoll.dtypes"
+_BUFFERS_KEY, _CONTROLS_KEY, _DTYPES_KEY = "atoll.buffers", "atoll.controls", "atoll.dtypes"
 
 _CODES: Final[Mapping[str, str]] = {
     "float64": "F64",
@@ -216,6 +216,8 @@ def header_of(manifest: Manifest, metadata: Mapping[str, str]) -> bytes:
         _BUFFERS_KEY: json.dumps([spec.name for spec in manifest if spec.role == "buffer"]),
         _DTYPES_KEY: json.dumps({spec.name: spec.dtype for spec in manifest if spec.dtype in _STAND_INS}),
     }
+    if controls := [spec.name for spec in manifest if spec.role == "control"]:
+        more[_CONTROLS_KEY] = json.dumps(controls)
     table: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata, **more}}
     for spec in manifest:
         shape = [*spec.shape, 2] if spec.dtype in _PAIRS else list(spec.shape)
@@ -242,21 +244,23 @@ def _parse_header(header: bytes, path: Path) -> tuple[Manifest, dict[str, str]]:
     try:
         table = json.loads(header)
         metadata = {str(key): str(value) for key, value in table.pop("__metadata__", {}).items()}
-        buffers = set(json.loads(metadata.pop(_BUFFERS_KEY, "[]")))
+        roles: dict[str, Role] = dict.fromkeys(json.loads(metadata.pop(_BUFFERS_KEY, "[]")), "buffer")
+        roles |= dict.fromkeys(json.loads(metadata.pop(_CONTROLS_KEY, "[]")), "control")
         dtypes = dict(json.loads(metadata.pop(_DTYPES_KEY, "{}")))
-        specs = [_parse_tensor(name, entry, name in buffers, dtypes.get(name)) for name, entry in table.items()]
+        specs = [
+            _parse_tensor(name, entry, roles.get(name, "parameter"), dtypes.get(name)) for name, entry in table.items()
+        ]
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         raise BadManifest(f"{path}: the header is damaged, or not one of a model file", field="header") from None
     return Manifest(tuple(sorted(specs, key=lambda spec: spec.offset))), metadata
 
 
-def _parse_tensor(name: str, entry: dict[str, Any], is_buffer: bool, stored_as: str | None) -> TensorSpec:
+def _parse_tensor(name: str, entry: dict[str, Any], role: Role, stored_as: str | None) -> TensorSpec:
     dtype = stored_as if stored_as is not None else _DTYPE_OF[entry["dtype"]]
     start, end = (int(offset) for offset in entry["data_offsets"])
     shape = tuple(int(dimension) for dimension in entry["shape"])
     if dtype not in DTYPE_BYTES or _CODES[dtype] != entry["dtype"] or (dtype in _PAIRS and shape[-1:] != (2,)):
         raise ValueError("stand-in does not match")
-    role: Role = "buffer" if is_buffer else "parameter"
     spec = TensorSpec(name=name, dtype=dtype, shape=shape[:-1] if dtype in _PAIRS else shape, offset=start, role=role)
     if end - start != spec.num_bytes:
         raise ValueError("offsets do not match the shape")

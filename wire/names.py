@@ -20,6 +20,7 @@ PART_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")  # payloads, request
 RUN_ID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")  # a ULID: Crockford's base 32, which has no I, L, O, U
 SHA256_HEX = re.compile(r"[0-9a-f]{64}")
 ORGANISATION_CHARACTERS = 128
+PERSONAL = "personal_"  # what the names of metrics of a site's own model begin with
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _RANDOM_BITS = 80

@@ -108,6 +108,8 @@ def views(manifest: Manifest, buffer: Buffer, *, writable: bool) -> dict[str, Te
 def write_state(manifest: Manifest, source: nn.Module | Mapping[str, Tensor], buffer: Buffer) -> None:
     """Copies the tensors of a module or mapping, from whatever device, into the manifest's bytes in `buffer`.
 
+    Controls begin as zeros where the source, as a module, has none.
+
     Raises:
         BadManifest: a tensor is missing or has another dtype or shape; the buffer has another size.
     """
@@ -115,21 +117,26 @@ def write_state(manifest: Manifest, source: nn.Module | Mapping[str, Tensor], bu
         {name: tensor for name, (tensor, _) in state_of(source).items()} if isinstance(source, nn.Module) else source
     )
     targets = views(manifest, buffer, writable=True)
-    for spec in manifest:
+    given = [spec for spec in manifest if spec.role != "control" or spec.name in tensors]
+    for spec in given:
         _require_fit(spec, tensors.get(spec.name))
     with torch.no_grad():
-        for name, target in targets.items():
-            target.copy_(tensors[name])
+        for name in targets.keys() - {spec.name for spec in given}:
+            targets[name].zero_()
+        for spec in given:
+            targets[spec.name].copy_(tensors[spec.name])
 
 
 def load_state(manifest: Manifest, buffer: Buffer, module: nn.Module) -> None:
     """Copies the manifest's bytes into the module's own tensors, in place and strictly: all of them, or none.
 
+    Controls are no tensors of the module, and left out.
+
     Raises:
         BadManifest: the module has another schema, or the buffer another size.
         BadUpdate: a bool is neither 0 nor 1.
     """
-    manifest.require_same(manifest_of(module))
+    manifest.model.require_same(manifest_of(module))
     sources = views(manifest, buffer, writable=False)
     with torch.no_grad():
         for name, (target, _) in state_of(module).items():

@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 import torch
 from contracts.updates import BOUND, SMALL, encoded, random_state
-from torch import nn
+from torch import Tensor, nn
 
 from atoll.aggregation import combinations, parts
 from atoll.aggregation.codecs.casts import Native
 from atoll.aggregation.combinations import Combined, refusal
+from atoll.aggregation.lanes import FACTOR_UNIT, run_manifest
 from atoll.aggregation.layout import update_layout
 from atoll.aggregation.next_model import next_model
 from atoll.aggregation.parts import build
 from atoll.aggregation.reducers.coordinates import Median
 from atoll.aggregation.reducers.reduction import RoundTerms
+from atoll.aggregation.rules import Watching
 from atoll.aggregation.strategy import (
     Accepted,
     Close,
@@ -46,7 +48,18 @@ REQUIRED: dict[tuple[str, str], dict[str, Any]] = {
     ("reducer", "bucketing"): {"inner": {"kind": "median"}},
     ("reducer", "fltrust"): {"trusted": "b"},
     ("reducer", "qfedavg"): {"lr": 0.1},
+    ("personal", "fine_tune"): {"epochs": 1},
 }
+# Rules with a part at the server: that of feddyn is an optimizer, and all of them need a mean of whole updates.
+PAIRED = ("scaffold", "feddyn", "fednova")
+HALVES = sorted(
+    (
+        (rule, optimizer)
+        for rule, optimizer in itertools.product(parts.BUILT_IN["rule"], parts.BUILT_IN["optimizer"])
+        if (rule == "feddyn") == (optimizer == "feddyn")
+    ),
+    key=lambda half: half[0] not in PAIRED,
+)
 SITES = ("a", "b", "c")
 MODEL = [entry for entry in SMALL if entry[0] != "head.weight"]
 BUFFERS = ("mean", "local", "first")
@@ -57,13 +70,18 @@ PARTS = tuple(parts.BUILT_IN)
 def cells() -> Iterator[tuple[str, ...]]:
     """Every schedule with every codec, reducer, policy of buffers and place of evaluation.
 
-    Rules and optimizers see no update of another site: each takes its turn.
+    Rules, optimizers and personal models see no update of another site: each takes its turn where it may.
     """
-    free = {part: itertools.cycle(parts.BUILT_IN[part]) for part in ("rule", "optimizer")}
-    fixed = [part for part in PARTS if part not in free]
+    every = itertools.cycle(HALVES)
+    plain = itertools.cycle([(rule, optimizer) for rule, optimizer in HALVES if rule not in PAIRED])
+    personal = itertools.cycle(parts.BUILT_IN["personal"])
+    fixed = [part for part in PARTS if part not in ("rule", "optimizer", "personal")]
     for kinds in itertools.product(*(parts.BUILT_IN[part] for part in fixed), BUFFERS, EVALUATED):
         named = dict(zip(fixed, kinds, strict=False))
-        yield (*(named[part] if part in named else next(free[part]) for part in PARTS), *kinds[-2:])
+        whole = named["schedule"] == "rounds" and named["reducer"] == "mean"
+        named["rule"], named["optimizer"] = next(every if whole else plain)
+        named["personal"] = next(personal)
+        yield (*(named[part] for part in PARTS), *kinds[-2:])
 
 
 CELLS = list(cells())
@@ -114,12 +132,12 @@ def test_every_cell_runs_a_round_or_is_refused(cell: tuple[str, ...]) -> None:
         return
     one, other = one_round(strategy), one_round(resolve(job(cell)))
     assert one == other
-    assert len(one) == Manifest.build(MODEL).num_bytes
+    assert len(one) == run_manifest(Manifest.build(MODEL), strategy.lanes).num_bytes
 
 
 def one_round(strategy: Strategy) -> bytes:
     """The bytes of version 1, by the way that a server and its sites go."""
-    manifest = Manifest.build(MODEL)
+    manifest = run_manifest(Manifest.build(MODEL), strategy.lanes)
     base, data = random_state(manifest, 0), bytearray(manifest.num_bytes)
     write_state(manifest, base, data)
     state = strategy.schedule.init(num_rounds=1, seed=0)
@@ -133,23 +151,41 @@ def one_round(strategy: Strategy) -> bytes:
     actions: Any = ()
     for seed, site in enumerate(dispatch.sites, start=1):
         use(strategy)
-        payload = encoded(layout, base, random_state(manifest, seed), site=site, bound=BOUND)
+        payload = encoded(layout, base, trained(strategy, manifest, base, seed), site=site, bound=BOUND)
         total.check(payload, seed, metrics={"loss": (1.0 * seed, 1.0)})
         state, actions = strategy.schedule.on(state, Accepted(site=site, round=1, base_version=0, weight=seed))
         total.fold(site, payload, seed, {"loss": (1.0 * seed, 1.0)})
     assert any(isinstance(action, Close) for action in actions)
     out = bytearray(manifest.num_bytes)
     before = strategy.optimizer.init(layout)
-    next_model(total, optimizer=strategy.optimizer, state=before, base=data, out=out, manifest=manifest)
+    next_model(
+        total,
+        optimizer=strategy.optimizer,
+        state=before,
+        base=data,
+        out=out,
+        manifest=manifest,
+        lanes=strategy.lanes,
+    )
     assert all(torch.isfinite(t.float()).all() for t in views(manifest, out, writable=False).values())
     return bytes(out)
 
 
+def trained(strategy: Strategy, manifest: Manifest, base: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """Random tensors, but for factors: those of `seed` steps."""
+    factors = [lane.name for lane in strategy.lanes if lane.kind == "factor"]
+    return random_state(manifest, seed) | {name: base[name] + seed * FACTOR_UNIT for name in factors}
+
+
 def use(strategy: Strategy) -> None:
     model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if isinstance(strategy.rule, Watching):
+        strategy.rule.watch(optimizer)
     strategy.rule.begin(model)
     model(torch.ones(1, 2)).sum().backward()
     strategy.rule.before_step(model)
+    optimizer.step()
     strategy.rule.after_step(model)
     strategy.rule.end(model)
 
@@ -270,6 +306,26 @@ REASONS = [
         ("strategy.download", "regions"),
         combined(download=build("codec", "int8", {}), regions=True),
         "a region hands versions on to its sites as it gets them, in full; remove download",
+    ),
+    (
+        ("strategy.schedule", "strategy.rule"),
+        combined(schedule=BUFFERED, rule=build("rule", "scaffold", {})),
+        "must move by all of what the server adds; take the schedule rounds, or the rule none or fedprox",
+    ),
+    (
+        ("strategy.reducer", "strategy.rule"),
+        combined(reducer=build("reducer", "norm_bound", {"norm": 1.0}), rule=build("rule", "fednova", {})),
+        "this reducer leaves some of that out; take the reducer mean, or the rule none or fedprox",
+    ),
+    (
+        ("strategy.rule", "strategy.optimizer"),
+        combined(rule=build("rule", "none", {}), optimizer=build("optimizer", "feddyn", {})),
+        "take feddyn for both, as strategy.kind = feddyn does, or for none",
+    ),
+    (
+        ("strategy.personal", "evaluation.sites"),
+        combined(personal=build("personal", "fine_tune", {"epochs": 1}), site_evaluation=False),
+        "is made when a site judges a version, and no site does; set evaluation.sites = true",
     ),
 ]
 

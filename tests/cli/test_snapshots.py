@@ -121,6 +121,7 @@ def test_what_was_never_counted_or_is_not_finite_is_null() -> None:
         ({"loss": 1.0, "accuracy": 0.5, "auc": 0.7}, ("accuracy", 0.5)),
         ({"loss": 1.0, "auc": 0.7}, ("auc", 0.7)),
         ({"loss": 1.0}, ("loss", 1.0)),
+        ({"loss": 1.0, "personal_accuracy": 0.9, "personal_loss": 0.1}, ("loss", 1.0)),
         ({"accuracy": None, "loss": 2.0}, ("loss", 2.0)),
         ({}, None),
     ],

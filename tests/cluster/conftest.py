@@ -12,6 +12,8 @@ import torch
 from samples.bench import DISTRIBUTION, ENTRY_POINTS, Bench, MakeBench, install, write_data
 
 import atoll
+from atoll.aggregation.lanes import run_manifest
+from atoll.aggregation.strategy import resolve
 from atoll.cluster.app import build_app, build_model
 from atoll.cluster.registry import AppEntry, hash_distribution, load_app
 from atoll.wire.job import parse_job
@@ -68,7 +70,8 @@ def make_bench(tmp_path: Path, installed: Path) -> MakeBench:
         entry = AppEntry(name="probe", distribution=DISTRIBUTION, entry_point=entry_point)
         app_hash = hash_distribution(DISTRIBUTION)
         model = build_model(build_app(load_app(entry, app_hash), job.app, {}), job.job.seed)
-        manifest = manifest_of(model)
+        rule = resolve(job)
+        manifest = run_manifest(manifest_of(model), rule.lanes, rule.local)
         (folder / "manifest").write_bytes(manifest.encode())
         with create(folder / "version-0.safetensors", manifest) as data:
             write_state(manifest, model, data)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from integration.federation import REPRODUCIBLE, Federation, trial_job
+from integration.federation import REPRODUCIBLE, Federation, Process, trial_job
 
 from atoll.client.steps import Step
 
@@ -34,6 +34,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     "strategy",
     [
         pytest.param('kind = "fedavg"', marks=pytest.mark.chaos, id="fedavg"),
+        pytest.param('kind = "scaffold"', marks=pytest.mark.chaos, id="scaffold"),
         pytest.param('kind = "fedadam"\ncodec = { kind = "int8" }', id="fedadam-int8"),
     ],
 )
@@ -54,6 +55,34 @@ def test_equal_survivors_give_equal_bytes(federation: Federation, strategy: str)
     assert hashes != {federation.model_hash(whole["run"])}
 
 
+def test_what_a_site_keeps_for_its_rule_survives_kill_9_and_stays_there(federation: Federation) -> None:
+    """In round 2 the site is killed after its control has moved on its disk and before its update is kept."""
+    job = trial_job(
+        rounds=3,
+        strategy='kind = "scaffold"\npersonal = { kind = "ditto" }\ncodec = { kind = "int8" }',
+        work=f"steps = {STEPS}, batch_size = 32",
+        more="[evaluation]\nevery = 3",  # after the last round alone
+    )
+    whole = federation.finish(job)
+    doomed = start_doomed(federation)
+    run = federation.submit(job)
+    federation.wait_for(lambda: not doomed.running, f"{FAILING} is killed in round 2")
+    assert doomed.popen.poll() == -signal.SIGKILL
+    (kept,) = federation.home(FAILING).glob(f"**/{run}/**/rule")
+    rounds = sorted(path.name for path in kept.iterdir())  # that which round 2 began with, and what it would leave
+    assert rounds == ["00000001.state.safetensors", "00000002.state.safetensors"]
+    federation.start_site(FAILING)
+    state = federation.wait_for_end(run)
+    assert state["status"] == "finished", federation.logs()
+    assert [record["sites"] for record in state["rounds"]] == [3, 3, 3]
+    assert federation.model_hash(run) == federation.model_hash(whole["run"])
+    assert federation.model(run).keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    metrics = state["rounds"][-1]["evaluate"]
+    assert metrics.keys() == {"accuracy", "loss", "personal_accuracy", "personal_loss"}
+    assert metrics == whole["rounds"][-1]["evaluate"]
+    assert "personal accuracy" in federation.atoll("status", run, "--home", federation.researcher).out
+
+
 def raise_in_round_2(federation: Federation, job: str) -> str:
     federation.fault(FAILING).write_text(f"raise-at {STEPS + 1}")
     try:
@@ -66,15 +95,21 @@ def raise_in_round_2(federation: Federation, job: str) -> str:
 
 def die_in_round_2(federation: Federation, job: str) -> str:
     """Killed when its second update is trained and not yet kept; started again when the others are in round 3."""
-    federation.sites[FAILING].stop()
-    arguments = [sys.executable, str(PROGRAM), "site", str(federation.home(FAILING)), Step.WORKED, "2"]
-    doomed = federation.sites[FAILING] = federation.start_program(FAILING, arguments)
+    doomed = start_doomed(federation)
     run = federation.submit(job)
     federation.wait_until(run, lambda state: state["version"] == 2)
     assert doomed.popen.poll() == -signal.SIGKILL
     federation.start_site(FAILING)
     require_missing(federation, run, "not heard for")
     return run
+
+
+def start_doomed(federation: Federation) -> Process:
+    """The failing site anew, to be killed when its second update is trained and not yet kept."""
+    federation.sites[FAILING].stop()
+    arguments = [sys.executable, str(PROGRAM), "site", str(federation.home(FAILING)), Step.WORKED, "2"]
+    federation.sites[FAILING] = federation.start_program(FAILING, arguments)
+    return federation.sites[FAILING]
 
 
 def require_missing(federation: Federation, run: str, why: str) -> None:

@@ -66,14 +66,23 @@ class Bench:
         }
         return Prepare(**{**fields, **changes})
 
-    def train(self, out: str, *, round: int = 1, config: dict[str, Any] | None = None) -> Train:
+    def train(
+        self,
+        out: str,
+        *,
+        round: int = 1,
+        config: dict[str, Any] | None = None,
+        base: Path | None = None,
+        counted: int = 0,
+    ) -> Train:
         return Train(
             key=f"train/{out}",
             round=round,
             base_version=0,
-            base_path=str(self.base),
+            base_path=str(base or self.base),
             out_path=str(self.folder / out),
             config=config or {},
+            counted_round=counted,
         )
 
     def evaluate(self, *, round: int = 0) -> Evaluate:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from atoll.aggregation.schedule import Asked
 from atoll.cluster.messages import Evaluate, Prepare, Train
 from atoll.server.authority import Authority
 from atoll.server.coordinator import Coordinator
+from atoll.server.events import decode_event
 from atoll.server.main import Server
 from atoll.server.models import place_file
 from atoll.server.records import RunRow
@@ -175,6 +178,15 @@ async def test_what_is_cancelled_above_is_cancelled_below(region: Region) -> Non
     assert (await region.sites["a"].told("cancel_task")).cancel_task.key.task == "r1.a"
     with pytest.raises(TooFewSites, match="closed above"):
         await training
+
+
+async def test_the_last_round_that_counted_above_is_journalled_with_the_next_one(region: Region) -> None:
+    worker = await region.joined()
+    training = asyncio.create_task(worker.train(replace(region.train(2), counted_round=1)))
+    await region.sites["a"].told("task")
+    events = [decode_event(entry) for entry in region.store.events(region.run)]
+    assert [event.counted_round for event in events if isinstance(event, Asked)] == [1]
+    training.cancel()
 
 
 async def test_commit_and_end_are_handed_down(region: Region) -> None:

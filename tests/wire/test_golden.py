@@ -50,6 +50,7 @@ JOB = (
 PARAMETERS: list[Entry] = [(f"layer.{name}", name, (2, 3), "parameter") for name in DTYPE_BYTES]
 BUFFERS: list[Entry] = [("bn.num_batches_tracked", "int64", (), "buffer"), ("empty", "float32", (0, 4), "buffer")]
 MANIFEST = Manifest.build(PARAMETERS + BUFFERS)
+CONTROLLED = Manifest.build([*PARAMETERS[:2], ("lane/layer.float32", "float32", (2, 3), "control")])
 SCHEMA_HASH = "bd4515ce7d09876c8df7df59ac7d2bbfb7533bccccc4e4dbbba9c653ce63d54a"
 
 # What a site of version 1 says and sends in one round: tests/integration/test_older_peer.py plays it to a real server.
@@ -116,6 +117,12 @@ MESSAGES: dict[str, Message] = {
         task=control_pb2.Task(
             key=KEY, kind=control_pb2.TRAIN, round=12, base_version=11,
             sum=control_pb2.SumTerms(num_sites=5, max_weight=600),
+        )
+    ),
+    "task_counted": server(
+        task=control_pb2.Task(
+            key=KEY, kind=control_pb2.TRAIN, round=12, base_version=11,
+            sum=control_pb2.SumTerms(num_sites=5, max_weight=600), counted_round=9,
         )
     ),
     "progress": site(progress=control_pb2.Progress(key=KEY, done=3, total=10)),
@@ -203,6 +210,7 @@ def written() -> dict[str, bytes]:
     """What this version writes, by file name."""
     files = {f"{name}.bin": message.SerializeToString(deterministic=True) for name, message in MESSAGES.items()}
     files["manifest.bin"] = MANIFEST.encode()
+    files["manifest_controls.bin"] = CONTROLLED.encode()
     files["frame.bin"] = encode_frame(4096, memoryview(bytes(range(48))))
     files["version_1/frame_1.bin"] = encode_frame(0, memoryview(PEER_UPDATE[:PEER_SPLIT]))
     files["version_1/frame_2.bin"] = encode_frame(PEER_SPLIT, memoryview(PEER_UPDATE[PEER_SPLIT:]))
@@ -224,6 +232,7 @@ def test_messages_are_read(name: str) -> None:
 def test_the_manifest_is_read() -> None:
     manifest = Manifest.decode((FOLDER / "manifest.bin").read_bytes())
     assert manifest == MANIFEST
+    assert Manifest.decode((FOLDER / "manifest_controls.bin").read_bytes()) == CONTROLLED
     assert manifest.schema_hash == SCHEMA_HASH
 
 

@@ -223,7 +223,7 @@ def test_a_spec_that_exists_is_valid(fault: dict[str, object]) -> None:
     ("built_of", "words"),
     [
         ([("a", "float1", (1,), "parameter")], r"model\(\) make it one of: float64, "),
-        ([("a", "float32", (1,), "weight")], "wanted parameter or buffer"),
+        ([("a", "float32", (1,), "weight")], "wanted one of parameter, buffer, control"),
         ([("a\n", "float32", (1,), "parameter")], "wanted 1 to 512 bytes .*; rename"),
         ([("\ud800", "float32", (1,), "parameter")], "is not UTF-8; rename"),
         ([("a", "float32", (1,), "parameter")] * 2, "'a' comes twice; rename"),
