@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from atoll.aggregation.codecs.encoding import Codec
+from atoll.aggregation.codecs.encoding import Codec, feedback_of
 from atoll.aggregation.reducers.central import FLTrust
+from atoll.aggregation.reducers.mean import Mean
 from atoll.aggregation.reducers.reduction import Reducer
 from atoll.aggregation.schedule import Asynchronous, Schedule
+from atoll.aggregation.server_optimizers import ServerOptimizer, Sgd
 from atoll.wire.errors import ConfigError
 
 
@@ -30,6 +32,8 @@ class Combined:
     regions: bool = False  # a member of the cohort is a region, which sends the sum of its sites' updates
     download: Codec | None = None
     local: tuple[str, ...] = ()
+    optimizer: ServerOptimizer | None = None
+    num_named: int = 0  # sites that the job names; 0: whoever joins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +67,33 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
         keys=("strategy.codec", "strategy.reducer"),
         applies=lambda combined: combined.reducer.needs == "sum" and not combined.codec.additive,
         reason="this reducer sums updates as they come, and sums of this codec's values mean nothing; "
-        "take an additive codec (native, float32, bfloat16, int8, int4)",
+        "take an additive codec (native, float32, bfloat16, int8, int4, top_k, random_k)",
+    ),
+    Refusal(
+        keys=("strategy.codec", "strategy.reducer"),
+        applies=lambda combined: _is_difference(combined) and not isinstance(combined.reducer, Mean),
+        reason="difference coding adds up what sites send, which is the mean of what they mean only under the reducer "
+        "mean; take that, or error_feedback in place of difference",
+    ),
+    Refusal(
+        keys=("strategy.codec", "strategy.schedule"),
+        applies=lambda combined: _is_difference(combined) and not _takes_all(combined),
+        reason="with difference coding the server adds up every site's changes, so it must have all of them in every "
+        "round; name the sites in job.sites, set min to their number and leave quorum out, or take error_feedback in "
+        "place of difference",
+    ),
+    Refusal(
+        keys=("strategy.codec", "strategy.optimizer"),
+        applies=lambda combined: _is_difference(combined) != _adds_up(combined),
+        reason="difference coding needs a server that adds up changes, and nothing else may: "
+        'take optimizer = { kind = "sgd", momentum = 1 } with it, and a momentum below 1 without it',
+    ),
+    Refusal(
+        keys=("strategy.codec", "regions"),
+        applies=lambda combined: combined.regions and feedback_of(combined.codec) != "none",
+        reason="a site carries over what was left out of updates that count, and below a region it does not learn "
+        "whether the region's sum counted; set error_feedback = false, or name sites of this federation alone in "
+        "job.sites",
     ),
     Refusal(
         keys=("strategy.buffers", "evaluation.server"),
@@ -96,6 +126,19 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
         "this federation alone in job.sites",
     ),
 )
+
+
+def _is_difference(combined: Combined) -> bool:
+    return feedback_of(combined.codec) == "difference"
+
+
+def _takes_all(combined: Combined) -> bool:
+    """Whether no round can close without every site that the job names, and no other can be in one."""
+    return combined.num_named > 0 and combined.schedule.fewest_updates == combined.num_named
+
+
+def _adds_up(combined: Combined) -> bool:
+    return isinstance(combined.optimizer, Sgd) and combined.optimizer.momentum == 1
 
 
 def _samples(schedule: Schedule[Any]) -> bool:

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from atoll.aggregation.codecs.casts import SUMMABLE
-from atoll.aggregation.codecs.encoding import Codec, Encoding
+from atoll.aggregation.codecs.casts import SUMMABLE, native_encoding
+from atoll.aggregation.codecs.encoding import Codec, Encoding, is_sparse
 from atoll.wire.errors import ConfigError
 from atoll.wire.manifest import DTYPE_BYTES, Manifest, TensorSpec
 
@@ -135,7 +135,7 @@ def update_layout(manifest: Manifest, codec: Codec, buffers: Buffers, local: Seq
     for spec in manifest:
         choice = "absent" if spec.name in at_site else _choice(spec, buffers)
         if choice == "mean":
-            encoding, num_values = codec.encoding(spec.dtype), num_reals(spec)
+            encoding, num_values = _encoding(spec, codec), num_reals(spec)
             offset, num_bytes = _aligned(end, encoding.alignment), encoding.num_bytes(num_values)
             means.append(
                 MeanEntry(
@@ -192,6 +192,11 @@ def _choice(spec: TensorSpec, buffers: Buffers) -> Literal["mean", "max", "first
     if buffers == "first" or spec.dtype in _UNORDERED:
         return "first"
     return "mean" if summable else "max"
+
+
+def _encoding(spec: TensorSpec, codec: Codec) -> Encoding:
+    """Statistics travel whole: they are where they are, and no sum of steps that a later round could make up for."""
+    return native_encoding(spec.dtype) if spec.role == "buffer" and is_sparse(codec) else codec.encoding(spec.dtype)
 
 
 def num_reals(spec: TensorSpec) -> int:

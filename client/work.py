@@ -282,6 +282,7 @@ class RunWork:
         }
         if task.kind == pb.TRAIN:
             common |= {"num_sites": task.sum.num_sites, "max_weight": task.sum.max_weight}
+            common["counted_round"] = task.counted_round
             return await self._train(key, task, bench, common)
         if task.kind == pb.EVALUATE:
             return await self._evaluate(key, task, bench, common)

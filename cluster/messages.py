@@ -64,6 +64,7 @@ class Train:
     config: dict[str, Any] = field(default_factory=dict)  # keys of [strategy.work] that differ from the job's
     num_sites: _Count = 0  # terms of the round's exact sum, which a region folds with; 0 where not told
     max_weight: _Count = 0
+    counted_round: _Count = 0  # newest round whose update of this site is in a version; 0: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ is on the disk (`SiteState`) and nowhere else, so a worker that was killed and s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
+from atoll.aggregation.codecs.encoding import feedback_of
 from atoll.aggregation.download import Download
 from atoll.aggregation.encode import encode_update
 from atoll.aggregation.layout import UpdateLayout, update_layout
@@ -26,6 +27,7 @@ from atoll.aggregation.rounding import SECRET_BYTES, Rounding, rounding_key
 from atoll.aggregation.strategy import Strategy, resolve
 from atoll.cluster.app import App, build_app, build_model
 from atoll.cluster.batches import Work, plan_work
+from atoll.cluster.carried_over import CarriedOver, RoundCarried
 from atoll.cluster.device import choose_device, set_up_torch
 from atoll.cluster.evaluate import evaluate
 from atoll.cluster.local_loop import train_locally
@@ -73,6 +75,7 @@ class RunSession:
     download: Download | None  # how versions come, where a codec makes them smaller
     transient: Mapping[str, Tensor]  # non-persistent buffers as they were when the model was new
     state: SiteState
+    carried_over: CarriedOver | None  # where the codec has feedback
     training: Training | None
     test_data: Dataset[Any] | None
 
@@ -89,14 +92,17 @@ class RunSession:
         """One round: load the base, train, write the update.
 
         Raises:
-            BadUpdate: the loss or a difference is not finite, or beyond the declared bound.
+            BadUpdate: the loss or a difference is not finite, or beyond the declared bound, with what is carried over.
             AppFailed, DiskFull, LocalError, Malformed: as they say.
         """
         training = self._require_training()
         work = self._work_of(request, training)
         # The room is taken before the work is done: a full disk costs no training.
         room = create_update(Path(request.out_path), self.layout.num_bytes)
-        with self._open_base(Path(request.base_path)) as base, room as out:
+        carried_over = (
+            self.carried_over.begin(request.round, request.counted_round) if self.carried_over else nullcontext()
+        )
+        with self._open_base(Path(request.base_path)) as base, room as out, carried_over as carried:
             kept = self.state.load(request.round)
             self._load(base, kept)
             training.optimizer.begin_round(kept)
@@ -111,7 +117,9 @@ class RunSession:
                 device=self.device,
                 on_step=on_step,
             )
-            crc32 = self._write_update(request.round, base, training, out)
+            if carried is not None:
+                carried.weigh(outcome.weight)
+            crc32 = self._write_update(request.round, base, training, out, carried)
         self._keep(request.round, training)
         return Trained(
             key=request.key,
@@ -189,7 +197,9 @@ class RunSession:
                 if (own := kept.tensors.get(_LOCAL + spec.name)) is not None:
                     tensors[spec.name][0].copy_(own)
 
-    def _write_update(self, round: int, base: ModelFile, training: Training, out: memoryview) -> int:
+    def _write_update(
+        self, round: int, base: ModelFile, training: Training, out: memoryview, carried: RoundCarried | None
+    ) -> int:
         """Encode the difference to the base into `out`; its crc32."""
         rounding = Rounding(rounding_key(training.secret, round))
         trained = {name: tensor.detach() for name, (tensor, _) in state_of(self.model).items()}
@@ -200,6 +210,7 @@ class RunSession:
             out,
             rounding=rounding,
             bound=self.strategy.bound,
+            carried=carried.carried if carried is not None else None,
         )
         return crc32_of(out)
 
@@ -229,20 +240,23 @@ def open_session(request: Prepare) -> RunSession:
     model = build_model(app, job.job.seed).to(device)
     manifest = Manifest.decode(Path(request.manifest_path).read_bytes())
     manifest.require_same(manifest_of(model))
+    layout = update_layout(manifest, strategy.codec, strategy.buffers, strategy.local)
+    feedback, folder = feedback_of(strategy.codec), Path(request.state_folder)
     return RunSession(
         run=request.run,
         site=request.site,
         job=job,
         strategy=strategy,
         manifest=manifest,
-        layout=update_layout(manifest, strategy.codec, strategy.buffers, strategy.local),
+        layout=layout,
         device=device,
         app=app,
         model=model,
         # The server's own worker judges its versions as they are.
         download=Download(manifest, strategy.download, job.job.seed) if strategy.download and request.encoded else None,
         transient={name: buffer.clone() for name, buffer in model.named_buffers() if name not in model.state_dict()},
-        state=SiteState(Path(request.state_folder)),
+        state=SiteState(folder),
+        carried_over=CarriedOver(folder / "carried", layout, feedback) if feedback != "none" else None,
         training=_open_training(request, job, app, model) if request.training else None,
         test_data=app.data("test") if job.evaluation.sites or not request.training else None,
     )

@@ -295,7 +295,7 @@ class RunDriver:
     # --- tasks and timers -------------------------------------------------------------------------------------------
 
     def _send_task(self, task: Task) -> None:
-        message = task_message(self.run, task, self.state.rounds.get(task.round))
+        message = task_message(self.run, task, self.state)
         self._around.send(task.site, task=message)
         self._on_step(Step.DISPATCHED, self.run)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from atoll.server.records import RunRow
-from atoll.server.round import Round
 from atoll.server.run_state import RunState, Task
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import RemoteError, to_detail
@@ -22,14 +21,17 @@ def offer_message(row: RunRow, manifest: Manifest, fewest_sites: int) -> pb.RunO
     )
 
 
-def task_message(run: str, task: Task, round_: Round | None) -> pb.Task:
-    """A task of a site; `round_` is the open round of a training, whose terms a region folds with."""
+def task_message(run: str, task: Task, state: RunState) -> pb.Task:
+    """A task of a site; of a training with the terms of its open round, which a region folds with."""
     message = pb.Task(
         key=task_key(run, task),
         kind=pb.TRAIN if task.kind == "train" else pb.EVALUATE,
         round=task.given_in,
         base_version=task.base_version,
     )
+    round_ = state.rounds.get(task.round)
+    if task.kind == "train":
+        message.counted_round = state.counted_of(task.site)
     if task.kind == "train" and round_ is not None:
         message.sum.CopyFrom(pb.SumTerms(num_sites=round_.num_sites, max_weight=round_.max_weight))
     return message

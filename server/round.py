@@ -51,6 +51,11 @@ class Round:
         return sum(self.updates[site].weight for site in self.closing or self.updates)
 
     @property
+    def counted(self) -> dict[str, int]:
+        """By site whose update makes the version, the round that the site knows it by."""
+        return {site: self.updates[site].dispatched or self.number for site in self.closing}
+
+    @property
     def missing(self) -> tuple[str, ...]:
         """Members of the cohort whose update is not in, sorted."""
         return tuple(sorted(set(self.asked) - set(self.closing or self.updates)))

@@ -202,6 +202,7 @@ def _committed(plan: Plan, state: RunState, event: Committed) -> Step:
         state,
         version=event.version,
         committed=round_,
+        counted={**state.counted, **round_.counted},
         rounds={number: other for number, other in state.rounds.items() if number != event.round},
         tasks=without(state.tasks, late),
     )

@@ -84,6 +84,7 @@ class RunState:
     abandoned: Round | None = None  # the last one that this region has no part in, with `abandoned_reason`
     abandoned_reason: str = ""
     version: int = 0
+    counted: Mapping[str, int] = field(default_factory=dict)  # by site: see `counted_of`
     timers: Mapping[str, float] = field(default_factory=dict)  # name -> seconds, as set
     evaluations: Mapping[int, Evaluation] = field(default_factory=dict)  # by version; the newest two
 
@@ -95,6 +96,10 @@ class RunState:
             if any((update.task, update.attempt) == (task, attempt) for update in round_.updates.values()):
                 return round_
         return None
+
+    def counted_of(self, site: str) -> int:
+        """The newest round, as the site knows it, whose update of this site is in a version; 0: there is none."""
+        return self.counted.get(site, 0)
 
     def first_closing(self) -> Round | None:
         """The round that is committed next; None where none is being closed."""

@@ -191,7 +191,7 @@ class Region(_message.Message):
     def __init__(self, num_sites: _Optional[int] = ..., sum_weights: _Optional[int] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("key", "kind", "round", "base_version", "config", "deadline_s", "sum")
+    __slots__ = ("key", "kind", "round", "base_version", "config", "deadline_s", "sum", "counted_round")
     KEY_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +199,7 @@ class Task(_message.Message):
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     SUM_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_ROUND_FIELD_NUMBER: _ClassVar[int]
     key: TaskKey
     kind: TaskKind
     round: int
@@ -206,7 +207,8 @@ class Task(_message.Message):
     config: bytes
     deadline_s: int
     sum: SumTerms
-    def __init__(self, key: _Optional[_Union[TaskKey, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., round: _Optional[int] = ..., base_version: _Optional[int] = ..., config: _Optional[bytes] = ..., deadline_s: _Optional[int] = ..., sum: _Optional[_Union[SumTerms, _Mapping]] = ...) -> None: ...
+    counted_round: int
+    def __init__(self, key: _Optional[_Union[TaskKey, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., round: _Optional[int] = ..., base_version: _Optional[int] = ..., config: _Optional[bytes] = ..., deadline_s: _Optional[int] = ..., sum: _Optional[_Union[SumTerms, _Mapping]] = ..., counted_round: _Optional[int] = ...) -> None: ...
 
 class SumTerms(_message.Message):
     __slots__ = ("num_sites", "max_weight")

@@ -50,6 +50,7 @@ def make_bench(tmp_path: Path, installed: Path) -> MakeBench:
         work: dict[str, Any] | None = None,
         entry_point: str = "probe",
         sites: dict[str, int] | None = None,
+        only: list[str] | None = None,
         **strategy: Any,
     ) -> Bench:
         folder = tmp_path / "run"
@@ -57,7 +58,7 @@ def make_bench(tmp_path: Path, installed: Path) -> MakeBench:
         folder.mkdir()
         job = parse_job(
             {
-                "job": {"name": "probe", "app": "probe", "rounds": 3, "seed": 5},
+                "job": {"name": "probe", "app": "probe", "rounds": 3, "seed": 5, "sites": only or []},
                 "app": app or {},
                 "strategy": {"work": work or {"epochs": 2, "batch_size": 8}, **strategy},
                 "training": {"threads": 1, "device": "cpu"},

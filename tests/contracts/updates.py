@@ -17,7 +17,7 @@ from atoll.wire.manifest import DTYPE_BYTES, Entry, Manifest
 from atoll.wire.tensors import DTYPES
 
 BOUND = 1024.0
-CODECS = ("native", "float32", "bfloat16", "int8", "int4")
+CODECS = ("native", "float32", "bfloat16", "int8", "int4", "top_k", "random_k")
 
 # Tensors of odd sizes, of one that spans blocks, of two item sizes, buffers of both kinds, a scalar, an empty one.
 SMALL: tuple[Entry, ...] = (

@@ -66,7 +66,9 @@ class Bench:
         }
         return Prepare(**{**fields, **changes})
 
-    def train(self, out: str, *, round: int = 1, config: dict[str, Any] | None = None) -> Train:
+    def train(
+        self, out: str, *, round: int = 1, config: dict[str, Any] | None = None, counted_round: int = 0
+    ) -> Train:
         return Train(
             key=f"train/{out}",
             round=round,
@@ -74,6 +76,7 @@ class Bench:
             base_path=str(self.base),
             out_path=str(self.folder / out),
             config=config or {},
+            counted_round=counted_round,
         )
 
     def evaluate(self, *, round: int = 0) -> Evaluate:
