@@ -70,13 +70,14 @@ def build_first_version(person: Person, job: Job, folder: Path) -> FirstVersion:
         BadManifest: the model has a tensor that cannot travel.
     """
     from atoll.aggregation.strategy import resolve
-    from atoll.wire.tensors import manifest_of
+    from atoll.wire.tensors import frozen_of, manifest_of
 
     resolve(job)  # the server and the sites do the same: a mistake is told here, before anything is sent
     entry = app_entry(person, job.job.app)
     app_hash = hash_distribution(entry.distribution)
     module = _build_model(person, entry, app_hash, job)
-    manifest = manifest_of(module)
+    parameters = job.strategy.parameters or "all"
+    manifest = manifest_of(module, parameters, frozen_of(module) if parameters == "trainable" else ())
     path = folder / "version-0.bin"
     try:
         crc32 = _write(path, manifest, module)

@@ -40,10 +40,11 @@ from atoll.cluster.update_file import create_update
 from atoll.wire.checksum import crc32_of
 from atoll.wire.errors import AppFailed, Malformed, NotAllowed
 from atoll.wire.explain import explain
+from atoll.wire.frozen import require_same_frozen
 from atoll.wire.job import Job, WorkSection, decode_job
 from atoll.wire.manifest import Manifest
 from atoll.wire.model_file import ModelFile, map_file, open_model
-from atoll.wire.tensors import load_state, manifest_of, state_of, views
+from atoll.wire.tensors import frozen_of, load_state, manifest_of, state_of, views
 
 OnStep = Callable[[int, int], None]
 _LOCAL = "local/"
@@ -228,7 +229,7 @@ def open_session(request: Prepare) -> RunSession:
     Raises:
         NotAllowed, Unknown, AppFailed: the app is another than asked for, not here, or fails.
         ConfigError: the job or its `[app]` table cannot be used.
-        BadManifest: the app's model is not the run's.
+        BadManifest: the app's model is not the run's, or has other frozen weights.
         DeviceMissing: the wished device is not here.
     """
     job = decode_job(request.job.encode())
@@ -237,9 +238,10 @@ def open_session(request: Prepare) -> RunSession:
     set_up_torch(job.training, device, trains=request.training)
     entry = AppEntry(name=request.app_name, distribution=request.distribution, entry_point=request.entry_point)
     app = build_app(load_app(entry, request.app_hash), job.app, request.data)
-    model = build_model(app, job.job.seed).to(device)
+    model = build_model(app, job.job.seed)
     manifest = Manifest.decode(Path(request.manifest_path).read_bytes())
-    manifest.require_same(manifest_of(model))
+    _require_same_model(manifest, model, job)
+    model = model.to(device)
     layout = update_layout(manifest, strategy.codec, strategy.buffers, strategy.local)
     feedback, folder = feedback_of(strategy.codec), Path(request.state_folder)
     return RunSession(
@@ -260,6 +262,12 @@ def open_session(request: Prepare) -> RunSession:
         training=_open_training(request, job, app, model) if request.training else None,
         test_data=app.data("test") if job.evaluation.sites or not request.training else None,
     )
+
+
+def _require_same_model(manifest: Manifest, model: nn.Module, job: Job) -> None:
+    parameters = job.strategy.parameters or "all"
+    manifest.require_same(manifest_of(model, parameters))
+    require_same_frozen(manifest.frozen, frozen_of(model) if parameters == "trainable" else ())
 
 
 def _open_training(request: Prepare, job: Job, app: App, model: nn.Module) -> Training:

@@ -16,7 +16,7 @@ from atoll.cluster.app import build_app, build_model
 from atoll.cluster.registry import AppEntry, hash_distribution, load_app
 from atoll.wire.job import parse_job
 from atoll.wire.model_file import create
-from atoll.wire.tensors import manifest_of, write_state
+from atoll.wire.tensors import frozen_of, manifest_of, write_state
 
 
 @pytest.fixture(scope="session")
@@ -69,7 +69,8 @@ def make_bench(tmp_path: Path, installed: Path) -> MakeBench:
         entry = AppEntry(name="probe", distribution=DISTRIBUTION, entry_point=entry_point)
         app_hash = hash_distribution(DISTRIBUTION)
         model = build_model(build_app(load_app(entry, app_hash), job.app, {}), job.job.seed)
-        manifest = manifest_of(model)
+        parameters = job.strategy.parameters or "all"
+        manifest = manifest_of(model, parameters, frozen_of(model) if parameters == "trainable" else ())
         (folder / "manifest").write_bytes(manifest.encode())
         with create(folder / "version-0.safetensors", manifest) as data:
             write_state(manifest, model, data)

@@ -66,9 +66,7 @@ class Bench:
         }
         return Prepare(**{**fields, **changes})
 
-    def train(
-        self, out: str, *, round: int = 1, config: dict[str, Any] | None = None, counted_round: int = 0
-    ) -> Train:
+    def train(self, out: str, *, round: int = 1, config: dict[str, Any] | None = None, counted_round: int = 0) -> Train:
         return Train(
             key=f"train/{out}",
             round=round,

@@ -183,6 +183,26 @@ def test_a_site_that_is_gone_may_come_back_with_the_update_that_the_server_lost(
     assert run.state.rounds[1].closing == ("a", "b")
 
 
+def test_a_task_says_which_update_of_its_site_was_the_last_to_count() -> None:
+    """A late update does not count, one that was lost and came again does, and a replay says the same."""
+    run = Run(make_plan(rounds=4, sites=False, quorum=2))
+    run.start("a", "b", "c")
+    assert run.counted() == {"a": 0, "b": 0, "c": 0}
+    run.accept("a")
+    run.accept("b")
+    run.tell(TaskLost(task="r1.b", attempt=1, site="b", reason="lost"))
+    run.accept("b", attempt=2)
+    run.tell(TimerFired(name="deadline of round 1"))  # c is late
+    run.commit(1)
+    assert run.counted() == {"a": 1, "b": 1, "c": 0}
+    run.accept("a", 2)
+    run.accept("c", 2)
+    run.tell(TimerFired(name="deadline of round 2"))
+    run.commit(2)
+    assert run.counted() == {"a": 2, "b": 1, "c": 2}
+    assert replay(run.plan, run.journal).counted == run.state.counted
+
+
 def test_what_is_outstanding_after_a_restart() -> None:
     run = Run(make_plan(rounds=1, server=True))
     run.start("a", "b")

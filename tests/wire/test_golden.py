@@ -18,6 +18,7 @@ from atoll.aggregation.codecs.casts import Native
 from atoll.aggregation.layout import update_layout
 from atoll.wire import admin_pb2, control_pb2, enrolment_pb2, errors_pb2, members_pb2, runs_pb2, transfer_pb2
 from atoll.wire.frames import decode_frame, encode_frame
+from atoll.wire.frozen import FrozenTensor
 from atoll.wire.job import decode_job
 from atoll.wire.manifest import DTYPE_BYTES, Entry, Manifest
 from atoll.wire.model_file import create, open_model
@@ -50,6 +51,7 @@ JOB = (
 PARAMETERS: list[Entry] = [(f"layer.{name}", name, (2, 3), "parameter") for name in DTYPE_BYTES]
 BUFFERS: list[Entry] = [("bn.num_batches_tracked", "int64", (), "buffer"), ("empty", "float32", (0, 4), "buffer")]
 MANIFEST = Manifest.build(PARAMETERS + BUFFERS)
+FROZEN = Manifest.build(BUFFERS, [FrozenTensor(name=f"base.{n}", sha256=bytes(range(n, n + 32))) for n in (1, 2)])
 SCHEMA_HASH = "bd4515ce7d09876c8df7df59ac7d2bbfb7533bccccc4e4dbbba9c653ce63d54a"
 
 # What a site of version 1 says and sends in one round: tests/integration/test_older_peer.py plays it to a real server.
@@ -117,6 +119,9 @@ MESSAGES: dict[str, Message] = {
             key=KEY, kind=control_pb2.TRAIN, round=12, base_version=11,
             sum=control_pb2.SumTerms(num_sites=5, max_weight=600),
         )
+    ),
+    "task_counted": server(
+        task=control_pb2.Task(key=KEY, kind=control_pb2.TRAIN, round=12, base_version=11, counted_round=9)
     ),
     "progress": site(progress=control_pb2.Progress(key=KEY, done=3, total=10)),
     "result": site(
@@ -196,6 +201,7 @@ def written() -> dict[str, bytes]:
     """What this version writes, by file name."""
     files = {f"{name}.bin": message.SerializeToString(deterministic=True) for name, message in MESSAGES.items()}
     files["manifest.bin"] = MANIFEST.encode()
+    files["manifest_frozen.bin"] = FROZEN.encode()
     files["frame.bin"] = encode_frame(4096, memoryview(bytes(range(48))))
     files["version_1/frame_1.bin"] = encode_frame(0, memoryview(PEER_UPDATE[:PEER_SPLIT]))
     files["version_1/frame_2.bin"] = encode_frame(PEER_SPLIT, memoryview(PEER_UPDATE[PEER_SPLIT:]))
@@ -218,6 +224,7 @@ def test_the_manifest_is_read() -> None:
     manifest = Manifest.decode((FOLDER / "manifest.bin").read_bytes())
     assert manifest == MANIFEST
     assert manifest.schema_hash == SCHEMA_HASH
+    assert Manifest.decode((FOLDER / "manifest_frozen.bin").read_bytes()) == FROZEN
 
 
 def test_the_frame_is_read() -> None:
