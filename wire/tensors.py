@@ -79,7 +79,7 @@ def _digest(tensor: Tensor) -> bytes:
     described = json.dumps([_NAMES.get(tensor.dtype, str(tensor.dtype)), list(tensor.shape)], separators=(",", ":"))
     digest = hashlib.sha256(b"atoll/frozen/1\n" + described.encode() + b"\n")
     flat = (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).cpu().contiguous().reshape(-1)
-    digest.update(flat.view(torch.uint8).numpy())
+    digest.update(flat.view(torch.uint8).numpy().data)
     return digest.digest()
 
 

@@ -44,7 +44,7 @@ def passed(encoding: Encoding, values: Tensor, *, round: int = 1, index: int = 0
 
 
 def groups_of(values: Tensor) -> list[Tensor]:
-    return list(values.split(GROUP))
+    return [values[start : start + GROUP] for start in range(0, len(values), GROUP)]
 
 
 def normal(num_values: int, seed: int = 0) -> Tensor:

@@ -96,14 +96,15 @@ def test_a_model_with_nothing_to_train_is_refused() -> None:
 
 def test_every_bit_of_a_frozen_tensor_counts() -> None:
     """Type and shape too, and of parameters alone."""
-    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).requires_grad_(False)
+    linear = nn.Linear(2, 3)
+    model = nn.Sequential(linear, nn.BatchNorm1d(3)).requires_grad_(False)
     (weight, *_), names = frozen_of(model), [tensor.name for tensor in frozen_of(model)]
     assert names == ["0.weight", "0.bias", "1.weight", "1.bias"]
     assert frozen_of(model)[0] == weight
     digests = {weight.sha256, frozen_of(copy.deepcopy(model).double())[0].sha256}
-    model[0].weight.data.view(torch.uint8)[0, 0] ^= 1
+    linear.weight.data.view(torch.uint8)[0, 0] ^= 1
     digests.add(frozen_of(model)[0].sha256)
-    model[0].weight = nn.Parameter(model[0].weight.data.T.contiguous(), requires_grad=False)
+    linear.weight = nn.Parameter(linear.weight.data.T.contiguous(), requires_grad=False)
     digests.add(frozen_of(model)[0].sha256)
     assert len(digests) == 4
     for dtype in (torch.bfloat16, torch.complex64, torch.float8_e4m3fn):

@@ -25,7 +25,8 @@ class Letters(atoll.App):
         sizes = {"vocab_size": 128, "n_positions": 64, "n_embd": self.config.width, "n_layer": 2, "n_head": 4}
         base = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None, tie_word_embeddings=False))
         modules = {"target_modules": ["c_attn", "c_proj", "c_fc"], "modules_to_save": ["lm_head"]}
-        return get_peft_model(base, LoraConfig(r=self.config.rank, fan_in_fan_out=True, **modules))
+        model: nn.Module = get_peft_model(base, LoraConfig(r=self.config.rank, fan_in_fan_out=True, **modules))
+        return model
 
     def data(self, split: str) -> TensorDataset:
         lines = torch.from_numpy(np.load(self.source["path"])[f"x_{split}"]).long()  # characters, 65 in a row
