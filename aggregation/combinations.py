@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from atoll.aggregation.codecs.encoding import Codec
+from atoll.aggregation.codecs.encoding import Codec, feedback_of
 from atoll.aggregation.feddyn import FedDyn, FedDynOptimizer
 from atoll.aggregation.personal import Personal
 from atoll.aggregation.reducers.central import FLTrust
@@ -19,7 +19,7 @@ from atoll.aggregation.reducers.mean import Mean
 from atoll.aggregation.reducers.reduction import Reducer
 from atoll.aggregation.rules import LocalRule, Paired
 from atoll.aggregation.schedule import Asynchronous, Schedule
-from atoll.aggregation.server_optimizers import ServerOptimizer
+from atoll.aggregation.server_optimizers import ServerOptimizer, Sgd
 from atoll.wire.errors import ConfigError
 
 
@@ -39,6 +39,7 @@ class Combined:
     optimizer: ServerOptimizer | None = None
     personal: Personal | None = None
     site_evaluation: bool = True
+    num_named: int = 0  # sites that the job names; 0: whoever joins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,33 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
         keys=("strategy.codec", "strategy.reducer"),
         applies=lambda combined: combined.reducer.needs == "sum" and not combined.codec.additive,
         reason="this reducer sums updates as they come, and sums of this codec's values mean nothing; "
-        "take an additive codec (native, float32, bfloat16, int8, int4)",
+        "take an additive codec (native, float32, bfloat16, int8, int4, top_k, random_k)",
+    ),
+    Refusal(
+        keys=("strategy.codec", "strategy.reducer"),
+        applies=lambda combined: _is_difference(combined) and not isinstance(combined.reducer, Mean),
+        reason="difference coding adds up what sites send, which is the mean of what they mean only under the reducer "
+        "mean; take that, or error_feedback in place of difference",
+    ),
+    Refusal(
+        keys=("strategy.codec", "strategy.schedule"),
+        applies=lambda combined: _is_difference(combined) and not _takes_all(combined),
+        reason="with difference coding the server adds up every site's changes, so it must have all of them in every "
+        "round; name the sites in job.sites, set min to their number and leave quorum out, or take error_feedback in "
+        "place of difference",
+    ),
+    Refusal(
+        keys=("strategy.codec", "strategy.optimizer"),
+        applies=lambda combined: _is_difference(combined) != _adds_up(combined),
+        reason="difference coding needs a server that adds up changes, and nothing else may: "
+        'take optimizer = { kind = "sgd", momentum = 1 } with it, and a momentum below 1 without it',
+    ),
+    Refusal(
+        keys=("strategy.codec", "regions"),
+        applies=lambda combined: combined.regions and feedback_of(combined.codec) != "none",
+        reason="a site carries over what was left out of updates that count, and below a region it does not learn "
+        "whether the region's sum counted; set error_feedback = false, or name sites of this federation alone in "
+        "job.sites",
     ),
     Refusal(
         keys=("strategy.buffers", "evaluation.server"),
@@ -117,6 +144,12 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
         "out; take the reducer mean, or the rule none or fedprox",
     ),
     Refusal(
+        keys=("strategy.codec", "strategy.rule"),
+        applies=lambda combined: isinstance(combined.rule, Paired) and feedback_of(combined.codec) != "none",
+        reason="this rule keeps at the site what the codec left of an update, and sends the rest again by itself; a "
+        "codec with feedback would send it twice: take feedback from the codec, or the rule none or fedprox",
+    ),
+    Refusal(
         keys=("strategy.rule", "strategy.optimizer"),
         applies=lambda combined: isinstance(combined.rule, FedDyn) != isinstance(combined.optimizer, FedDynOptimizer),
         reason="FedDyn has a part at the sites and one at the server; take feddyn for both, as strategy.kind = "
@@ -133,6 +166,19 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
 
 def _is_made_to_be_judged(personal: Personal | None) -> bool:
     return personal is not None and not personal.keeps and personal.name != "none"
+
+
+def _is_difference(combined: Combined) -> bool:
+    return feedback_of(combined.codec) == "difference"
+
+
+def _takes_all(combined: Combined) -> bool:
+    """Whether no round can close without every site that the job names, and no other can be in one."""
+    return combined.num_named > 0 and combined.schedule.fewest_updates == combined.num_named
+
+
+def _adds_up(combined: Combined) -> bool:
+    return isinstance(combined.optimizer, Sgd) and combined.optimizer.momentum == 1
 
 
 def _samples(schedule: Schedule[Any]) -> bool:

@@ -61,6 +61,14 @@ BUILT_IN: Final[Mapping[str, Composition]] = {
         "difference to an update's own base is added, where algorithm 1 there mixes whole models.",
         parts={"schedule": {"kind": "buffered", "k": 1}, "optimizer": {"kind": "sgd", "lr": 0.5}},
     ),
+    "ef21": Composition(
+        summary="FedAvg in which sites send the largest parts of what changed since their last update "
+        "(Richtarik et al. 2021, arXiv:2106.05203, algorithm 2); for sites that job.sites names, all in every round.",
+        parts={
+            "codec": {"kind": "top_k", "difference": True},
+            "optimizer": {"kind": "sgd", "lr": 1.0, "momentum": 1.0},
+        },
+    ),
     "fedadagrad": Composition(
         summary="FedAvg with Adagrad on the server (Reddi et al. 2020, arXiv:2003.00295, algorithm 2).",
         parts={"optimizer": {"kind": "adagrad", "lr": 0.01, "eps": 1e-3}},

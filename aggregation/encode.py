@@ -7,7 +7,9 @@ error here, before anything is sent, and never clipped.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +24,41 @@ from atoll.wire.tensors import Buffer
 _DEVICE_BLOCK_VALUES = 1 << 22  # a copy from an accelerator costs tens of microseconds, whatever its size
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """What a site carries from its last update to this one, and from this one to the next (`codecs/feedback.py`).
+
+    Vectors by tensor name, for each entry that `carries`: float64 where the tensor is, else float32, on the CPU. Both
+    mappings hold each of them, or `before` none: then all are zeros.
+    """
+
+    kind: Literal["error", "difference"]
+    before: Mapping[str, Tensor]
+    after: Mapping[str, Tensor]  # is written to
+
+    def with_difference(self, name: str, difference_P: Tensor, start: int) -> Tensor:
+        """What is encoded for values from `start` on."""
+        before_P = self._before(name, difference_P, start)
+        return difference_P + before_P if self.kind == "error" else difference_P - before_P
+
+    def keep(self, name: str, encoded_P: Tensor, sent_P: Tensor, start: int) -> None:
+        """Note what the server reads (`sent_P`, float64) of what was encoded."""
+        after_P = self.after[name][start : start + len(sent_P)]
+        if self.kind == "error":
+            after_P.copy_(encoded_P.double() - sent_P)
+        else:
+            after_P.copy_(sent_P + self._before(name, encoded_P, start))
+
+    def _before(self, name: str, like_P: Tensor, start: int) -> Tensor:
+        vector = self.before.get(name)
+        return torch.zeros_like(like_P) if vector is None else vector[start : start + len(like_P)]
+
+
+def carries(entry: MeanEntry) -> bool:
+    """Whether feedback is about this tensor: one that moves by sums of steps, as statistics do not."""
+    return entry.spec.role != "buffer"
+
+
 def encode_update(
     layout: UpdateLayout,
     base: Mapping[str, Tensor],
@@ -31,6 +68,7 @@ def encode_update(
     rounding: Rounding,
     bound: float,
     differences: Mapping[str, Tensor] = MappingProxyType({}),
+    carried: Carried | None = None,
 ) -> None:
     """Writes the update from `base` to `trained` (tensors by name, on any device) into `out`.
 
@@ -38,6 +76,7 @@ def encode_update(
         out: writable, `layout.num_bytes` long.
         bound: largest magnitude that a difference may have.
         differences: what to write for the averaged tensors that it names, in place of trained minus base.
+        carried: what this site carries from one update to the next.
 
     Raises:
         BadUpdate: a difference is NaN, infinite or beyond the bound, a raw value is not finite, or a trained tensor is
@@ -56,7 +95,8 @@ def encode_update(
             given = entry.spec.name in differences
             old = None if given else _found(base, entry.spec)
             new = _trained(differences if given else trained, entry.spec)
-            _encode_difference(entry, old, new, region, rounding=rounding, bound=bound)
+            kept = carried if carries(entry) else None
+            _encode_difference(entry, old, new, region, rounding=rounding, bound=bound, carried=kept)
         for raw in layout.raws:
             _copy_values(raw, _trained(trained, raw.spec), data[raw.offset : raw.offset + raw.num_bytes])
 
@@ -86,7 +126,14 @@ def _text(tensor: Tensor | None) -> str:
 
 
 def _encode_difference(
-    entry: MeanEntry, base: Tensor | None, trained: Tensor, region: Tensor, *, rounding: Rounding, bound: float
+    entry: MeanEntry,
+    base: Tensor | None,
+    trained: Tensor,
+    region: Tensor,
+    *,
+    rounding: Rounding,
+    bound: float,
+    carried: Carried | None,
 ) -> None:
     """Without a base, `trained` is the difference itself."""
     old_V, new_V = None if base is None else reals(base), reals(trained)
@@ -94,22 +141,31 @@ def _encode_difference(
     working = torch.float64 if new_V.dtype is torch.float64 else torch.float32
     devices = {values_V.device.type for values_V in (old_V, new_V) if values_V is not None}
     size = BLOCK_VALUES if devices == {"cpu"} else _DEVICE_BLOCK_VALUES
-    limit = min(bound, entry.encoding.limit)
+    limit = min(bound, entry.encoding.limit) / entry.encoding.gain
     for start, stop in blocks(entry.num_values, size):
         difference_P = new_V[start:stop].to("cpu", working)
         if old_V is not None:
             difference_P = difference_P - old_V[start:stop].to("cpu", working)
+        if carried is not None:
+            difference_P = carried.with_difference(entry.spec.name, difference_P, start)
         if not largest_magnitude(difference_P) <= limit:  # NaN compares false
-            raise _out_of_bounds(entry.spec, difference_P, start, limit)
+            raise _out_of_bounds(entry.spec, difference_P, start, limit, carried)
         entry.encoding.encode(difference_P, region, start, rounding, entry.index + start)
+        if carried is not None:
+            sent_P = torch.empty(stop - start, dtype=torch.float64)
+            entry.encoding.decode(region, start, sent_P)
+            carried.keep(entry.spec.name, difference_P, sent_P, start)
 
 
-def _out_of_bounds(spec: TensorSpec, difference_P: Tensor, start: int, limit: float) -> BadUpdate:
+def _out_of_bounds(
+    spec: TensorSpec, difference_P: Tensor, start: int, limit: float, carried: Carried | None
+) -> BadUpdate:
     place = int((~(difference_P.abs() <= limit)).nonzero()[0])
     value = difference_P[place].item()
+    counted = "" if carried is None else f", with what strategy.codec carries over from earlier rounds ({carried.kind})"
     return BadUpdate(
-        f'tensor "{spec.name}" moved by {value} at element {start + place}, the bound is {limit:g}; lower the learning '
-        "rate, or raise strategy.sum.bound in the job if such a step is meant",
+        f'tensor "{spec.name}" moved by {value} at element {start + place}{counted}, the bound is {limit:g}; lower the '
+        "learning rate, or raise strategy.sum.bound in the job if such a step is meant",
         field=spec.name,
         value=value,
         bound=limit,

@@ -75,7 +75,7 @@ def run_manifest(model: Manifest, lanes: Sequence[Lane], local: Sequence[str] = 
         else:
             averaged = (spec for spec in model if is_averaged(spec) and spec.name not in at_site)
             entries += [(lane.tensor(s.name), _WIDENED.get(s.dtype, "float32"), s.shape, "control") for s in averaged]
-    return Manifest.build(entries)
+    return Manifest.build(entries, model.frozen)
 
 
 def is_averaged(spec: TensorSpec) -> bool:

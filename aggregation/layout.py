@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from atoll.aggregation.codecs.casts import SUMMABLE, Native
-from atoll.aggregation.codecs.encoding import Codec, Encoding
+from atoll.aggregation.codecs.casts import SUMMABLE, native_encoding
+from atoll.aggregation.codecs.encoding import Codec, Encoding, is_sparse
 from atoll.wire.errors import ConfigError
 from atoll.wire.manifest import DTYPE_BYTES, Manifest, TensorSpec
 
@@ -34,7 +34,6 @@ Choice = Literal["max", "first"]
 
 MAGIC = b"ATOLLUP1"
 HEADER_BYTES = 64  # magic, SHA-256 of the layout, zeros: one cache line, so that regions keep their alignment
-_NATIVE = Native(Native.Options())
 _UNORDERED = frozenset({"float8_e8m0fnu", "float4_e2m1fn_x2"})  # dtypes that have no maximum in any library
 
 
@@ -136,7 +135,7 @@ def update_layout(manifest: Manifest, codec: Codec, buffers: Buffers, local: Seq
     for spec in manifest:
         choice = "absent" if spec.name in at_site else _choice(spec, buffers)
         if choice == "mean":
-            encoding, num_values = _encoding(codec, spec), num_reals(spec)
+            encoding, num_values = _encoding(spec, codec), num_reals(spec)
             offset, num_bytes = _aligned(end, encoding.alignment), encoding.num_bytes(num_values)
             means.append(
                 MeanEntry(
@@ -160,11 +159,6 @@ def update_layout(manifest: Manifest, codec: Codec, buffers: Buffers, local: Seq
         absent=tuple(absent),
         num_bytes=end,
     )
-
-
-def _encoding(codec: Codec, spec: TensorSpec) -> Encoding:
-    """A control that is one number travels exactly: it may be a factor of all the others, and saves nothing."""
-    return (_NATIVE if spec.role == "control" and spec.num_elements == 1 else codec).encoding(spec.dtype)
 
 
 def matching(manifest: Manifest, patterns: Sequence[str]) -> frozenset[str]:
@@ -202,6 +196,15 @@ def _choice(spec: TensorSpec, buffers: Buffers) -> Literal["mean", "max", "first
     if buffers == "first" or spec.dtype in _UNORDERED:
         return "first"
     return "mean" if summable else "max"
+
+
+def _encoding(spec: TensorSpec, codec: Codec) -> Encoding:
+    """How a tensor travels. Under a sparse codec statistics go whole: no later round makes up for what is left of them.
+
+    A control that is one number travels exactly: it may be a factor of all the others, and saves nothing.
+    """
+    whole = (spec.role == "buffer" and is_sparse(codec)) or (spec.role == "control" and spec.num_elements == 1)
+    return native_encoding(spec.dtype) if whole else codec.encoding(spec.dtype)
 
 
 def num_reals(spec: TensorSpec) -> int:

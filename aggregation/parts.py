@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from atoll.aggregation import plugins
 from atoll.aggregation.codecs.casts import BFloat16, Float32, Native
 from atoll.aggregation.codecs.scaled import Int4, Int8
+from atoll.aggregation.codecs.sparse import RandomK, TopK
 from atoll.aggregation.feddyn import FedDyn, FedDynOptimizer
 from atoll.aggregation.fednova import FedNova
 from atoll.aggregation.personal import Ditto, FineTune, NoPersonal
@@ -34,7 +35,15 @@ from atoll.wire.explain import shown, wanted_of
 BUILT_IN: Final[Mapping[str, Mapping[str, type]]] = {
     "schedule": {"rounds": Rounds, "buffered": Buffered},
     "rule": {"none": NoRule, "fedprox": FedProx, "scaffold": Scaffold, "feddyn": FedDyn, "fednova": FedNova},
-    "codec": {"native": Native, "float32": Float32, "bfloat16": BFloat16, "int8": Int8, "int4": Int4},
+    "codec": {
+        "native": Native,
+        "float32": Float32,
+        "bfloat16": BFloat16,
+        "int8": Int8,
+        "int4": Int4,
+        "top_k": TopK,
+        "random_k": RandomK,
+    },
     "reducer": {
         "mean": Mean,
         "norm_bound": NormBound,

@@ -12,9 +12,11 @@ import hmac
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
 from torch import Tensor
 
 SECRET_BYTES = 32
+SEED_BYTES = 16
 _VALUES_PER_BLOCK = 4  # 16 bytes of AES make four 32-bit numbers
 
 
@@ -34,14 +36,23 @@ class Rounding:
     """Numbers in [0, 1) on a grid of 2^-24, by AES-256 in counter mode: 9 GB/s of key stream, seekable."""
 
     def __init__(self, key: bytes) -> None:
+        self._key = key
         self._cipher = algorithms.AES256(key)
 
     def uniform(self, start: int, count: int) -> Tensor:
         """float32 numbers `start` to `start` + `count` of the sequence that belongs to the key."""
+        bits = self.integers(start, count) >> np.uint32(8)
+        return torch.from_numpy(bits.astype(np.float32) * np.float32(2**-24))
+
+    def integers(self, start: int, count: int) -> NDArray[np.uint32]:
+        """Numbers `start` to `start` + `count` of the same sequence as integers from 0 to 2^32 - 1."""
         if count == 0:
-            return torch.empty(0)
+            return np.empty(0, dtype=np.uint32)
         block, skipped = divmod(start, _VALUES_PER_BLOCK)
         encryptor = Cipher(self._cipher, modes.CTR(block.to_bytes(16, "big"))).encryptor()
         stream = encryptor.update(bytes(4 * (skipped + count)))
-        bits = np.frombuffer(stream, dtype="<u4")[skipped:] >> np.uint32(8)
-        return torch.from_numpy(bits.astype(np.float32) * np.float32(2**-24))
+        return np.frombuffer(stream, dtype="<u4")[skipped:]
+
+    def seed(self, index: int) -> bytes:
+        """16 bytes that may be published: they belong to the place `index` and say nothing of the key."""
+        return hmac.digest(self._key, b"atoll/seed\x00" + index.to_bytes(8, "little"), "sha256")[:SEED_BYTES]

@@ -119,24 +119,26 @@ class Sgd(_TorchOptimizer):
     """Gradient descent with the difference as -gradient; lr = 1 without momentum adds the mean difference exactly.
 
     w <- w + lr x (McMahan et al. 2016, arXiv:1602.05629); with momentum v <- momentum v + x, w <- w + lr v (Hsu et
-    al. 2019, arXiv:1909.06335), or w <- w + lr (x + momentum v) where nesterov.
+    al. 2019, arXiv:1909.06335), or w <- w + lr (x + momentum v) where nesterov. momentum = 1 adds up what sites that
+    code differences send (codecs/feedback.py).
     Memory: none; one model of state with momentum.
     """
 
     class Options(_Options):
         lr: float = Field(default=1.0, gt=0, le=1e6, allow_inf_nan=False)
-        momentum: float = Field(default=0.0, ge=0, lt=1)
+        momentum: float = Field(default=0.0, ge=0, le=1)
         nesterov: bool = False
 
         @model_validator(mode="after")
         def _needs_momentum(self) -> Sgd.Options:
-            if self.nesterov and not self.momentum:
-                raise ValueError("nesterov needs momentum above 0")
+            if self.nesterov and not 0 < self.momentum < 1:
+                raise ValueError("nesterov needs momentum above 0 and below 1")
             return self
 
     def __init__(self, options: Options) -> None:
         lr = LearningRate(options.lr, options.lr_schedule)
         super().__init__("sgd", lr, lambda p, lr: torch.optim.SGD([p], lr, **options.own, foreach=False))
+        self.momentum = options.momentum
         self._stateless = options.momentum == 0
 
     def step(self, parameters_P: Tensor, difference_P: Tensor, state: Blocks, num_steps: int) -> Blocks:

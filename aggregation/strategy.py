@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.aggregation import combinations, compositions, parts, plugins
-from atoll.aggregation.codecs.encoding import Codec
+from atoll.aggregation.codecs.encoding import Codec, feedback_of, is_sparse
 from atoll.aggregation.compositions import Composition
 from atoll.aggregation.lanes import Lane
 from atoll.aggregation.layout import Buffers
@@ -123,6 +123,7 @@ def resolve(job: Job) -> Strategy:
             rule=made["rule"],
             optimizer=made["optimizer"],
             personal=made["personal"],
+            num_named=len(job.job.sites),
         ),
         _values(section, wanted, made, job),
     )
@@ -161,7 +162,20 @@ def _require_trusted(reducer: Reducer, job: Job) -> None:
 def _download(section: StrategySection) -> Codec | None:
     if section.download is None:
         return None
-    made: Codec = parts.build("codec", section.download.kind, section.download.options, "strategy.download")
+    key = "strategy.download"
+    made: Codec = parts.build("codec", section.download.kind, section.download.options, key)
+    reason = ""
+    if is_sparse(made):
+        reason = (
+            "a model most of whose values are left out is no model; take a codec that sends all of them, such as int8"
+        )
+    elif feedback_of(made) != "none":
+        reason = (
+            "the server keeps each version in full and codes it anew, so that it has no error to carry over; leave "
+        )
+        reason += "error_feedback and difference out"
+    if reason:
+        raise ConfigError(f"{key} = {made.name!r}: {reason}", key=key, value=made.name, bound=reason)
     return made
 
 
@@ -183,9 +197,12 @@ def require_regions_allowed(job: Job, regions: Sequence[str]) -> None:
         server_evaluation=False,
         regions=True,
         download=strategy.download,
+        optimizer=strategy.optimizer,
+        num_named=len(job.job.sites),
     )
     values = {
         "strategy.schedule": job.strategy.schedule.kind if job.strategy.schedule else strategy.name,
+        "strategy.codec": f"{strategy.codec.name}, feedback: {feedback_of(strategy.codec)}",
         "strategy.reducer": strategy.reducer.name,
         "strategy.download": strategy.download.name if strategy.download else "",
         "regions": ", ".join(regions),

@@ -73,17 +73,21 @@ def build_first_version(person: Person, job: Job, folder: Path) -> FirstVersion:
     """
     from atoll.aggregation.lanes import run_manifest
     from atoll.aggregation.stages import Strategies
-    from atoll.wire.tensors import manifest_of
+    from atoll.wire.tensors import frozen_of, manifest_of
 
     # The server and the sites do the same: a mistake is told here, before anything is sent.
     strategy = Strategies(job).first
     entry = app_entry(person, job.job.app)
     app_hash = hash_distribution(entry.distribution)
     module = _build_model(person, entry, app_hash, job)
-    manifest = run_manifest(manifest_of(module), strategy.lanes, strategy.local)
+    parameters = job.strategy.parameters or "all"
+    frozen = frozen_of(module) if parameters == "trainable" else ()
+    manifest = run_manifest(manifest_of(module, parameters, frozen), strategy.lanes, strategy.local)
     for number, stage in enumerate(job.stages[1:]):
         if stage.job.app != job.app:
-            _check_stage(manifest.model, manifest_of(_build_model(person, entry, app_hash, stage.job)), number)
+            _check_stage(
+                manifest.model, manifest_of(_build_model(person, entry, app_hash, stage.job), parameters), number
+            )
     path = folder / "version-0.bin"
     try:
         start = job.job.start

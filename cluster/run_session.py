@@ -8,7 +8,7 @@ is on the disk (`SiteState`) and nowhere else, so a worker that was killed and s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
+from atoll.aggregation.codecs.encoding import feedback_of
 from atoll.aggregation.download import Download
 from atoll.aggregation.encode import encode_update
 from atoll.aggregation.lanes import run_manifest
@@ -29,6 +30,7 @@ from atoll.aggregation.strategy import Strategy, resolve
 from atoll.cluster import personal
 from atoll.cluster.app import App, build_app, build_model
 from atoll.cluster.batches import Work, plan_work
+from atoll.cluster.carried_over import CarriedOver, RoundCarried
 from atoll.cluster.device import choose_device, set_up_torch
 from atoll.cluster.evaluate import evaluate
 from atoll.cluster.local_loop import train_locally
@@ -43,10 +45,11 @@ from atoll.cluster.update_file import create_update
 from atoll.wire.checksum import crc32_of
 from atoll.wire.errors import AppFailed, Malformed, NotAllowed
 from atoll.wire.explain import explain
+from atoll.wire.frozen import require_same_frozen
 from atoll.wire.job import Job, WorkSection, decode_job
 from atoll.wire.manifest import Manifest
 from atoll.wire.model_file import ModelFile, map_file, open_model
-from atoll.wire.tensors import load_state, manifest_of, state_of, views
+from atoll.wire.tensors import frozen_of, load_state, manifest_of, state_of, views
 
 OnStep = Callable[[int, int], None]
 _LOCAL = "local/"
@@ -82,6 +85,7 @@ class RunSession:
     transient: Mapping[str, Tensor]  # non-persistent buffers as they were when the model was new
     state: SiteState
     pairing: Pairing
+    carried_over: CarriedOver | None  # where the codec has feedback
     training: Training | None
     test_data: Dataset[Any] | None
 
@@ -105,24 +109,30 @@ class RunSession:
             return None
         if job.strategy == self.job.strategy:
             return self
-        training = self.training
+        strategy, training = resolve(job), self.training
         if training is not None:
             work = plan_work(self.app, training.dataset, job.strategy.work)
             training = replace(training, work=work)
-        return replace(self, job=job, strategy=resolve(job), training=training)
+            if isinstance(strategy.rule, Watching):
+                strategy.rule.watch(training.optimizer.torch)
+        pairing = Pairing(rule=strategy.rule, state=self.pairing.state)
+        return replace(self, job=job, strategy=strategy, training=training, pairing=pairing)
 
     def train(self, request: Train, on_step: OnStep) -> Trained:
         """One round: load the base, train, write the update.
 
         Raises:
-            BadUpdate: the loss or a difference is not finite, or beyond the declared bound.
+            BadUpdate: the loss or a difference is not finite, or beyond the declared bound, with what is carried over.
             AppFailed, DiskFull, LocalError, Malformed: as they say.
         """
         training = self._require_training()
         work = self._work_of(request, training)
         # The room is taken before the work is done: a full disk costs no training.
         room = create_update(Path(request.out_path), self.layout.num_bytes)
-        with self._open_base(Path(request.base_path)) as base, room as out:
+        carried_over = (
+            self.carried_over.begin(request.round, request.counted_round) if self.carried_over else nullcontext()
+        )
+        with self._open_base(Path(request.base_path)) as base, room as out, carried_over as carried:
             kept = self.state.load(request.round)
             self._load(base, kept)
             self.pairing.resume(request.counted_round, views(self.manifest, base.map, writable=False))
@@ -138,7 +148,9 @@ class RunSession:
                 device=self.device,
                 on_step=on_step,
             )
-            crc32 = self._write_update(request.round, base, training, out)
+            if carried is not None:
+                carried.weigh(outcome.weight)
+            crc32 = self._write_update(request.round, base, training, out, carried)
             self.pairing.settle(request.round, request.counted_round, self.layout, out)
             leaves = self._leaves(training)
             metrics, own = self._train_personal(request.round, base, kept, training, on_step)
@@ -224,7 +236,9 @@ class RunSession:
                 if (own := kept.tensors.get(_LOCAL + spec.name)) is not None:
                     tensors[spec.name][0].copy_(own)
 
-    def _write_update(self, round: int, base: ModelFile, training: Training, out: memoryview) -> int:
+    def _write_update(
+        self, round: int, base: ModelFile, training: Training, out: memoryview, carried: RoundCarried | None
+    ) -> int:
         """Encode the difference to the base into `out`; its crc32."""
         rounding = Rounding(rounding_key(training.secret, round))
         trained = {name: tensor.detach() for name, (tensor, _) in state_of(self.model).items()}
@@ -236,6 +250,7 @@ class RunSession:
             rounding=rounding,
             bound=self.strategy.bound,
             differences=self.pairing.differences(),
+            carried=carried.carried if carried is not None else None,
         )
         return crc32_of(out)
 
@@ -299,7 +314,7 @@ def open_session(request: Prepare, round_: int = 1) -> RunSession:
     Raises:
         NotAllowed, Unknown, AppFailed: the app is another than asked for, not here, or fails.
         ConfigError: the job or its `[app]` table cannot be used.
-        BadManifest: the app's model is not the run's.
+        BadManifest: the app's model is not the run's, or has other frozen weights.
         DeviceMissing: the wished device is not here.
     """
     whole = decode_job(request.job.encode())
@@ -312,9 +327,12 @@ def open_session(request: Prepare, round_: int = 1) -> RunSession:
     for stage in whole.stages[1:]:
         build_app(kind, stage.job.app, request.data)  # values that the app does not take are told on joining
     app = build_app(kind, job.app, request.data)
-    model = build_model(app, job.job.seed).to(device)
+    model = build_model(app, job.job.seed)
     manifest = Manifest.decode(Path(request.manifest_path).read_bytes())
-    manifest.require_same(run_manifest(manifest_of(model), strategy.lanes, strategy.local))
+    _require_same_model(manifest, model, job, strategy)
+    model = model.to(device)
+    layout = update_layout(manifest, strategy.codec, strategy.buffers, strategy.local)
+    feedback, folder = feedback_of(strategy.codec), Path(request.state_folder)
     return RunSession(
         run=request.run,
         site=request.site,
@@ -322,23 +340,28 @@ def open_session(request: Prepare, round_: int = 1) -> RunSession:
         job=job,
         strategy=strategy,
         manifest=manifest,
-        layout=update_layout(manifest, strategy.codec, strategy.buffers, strategy.local),
+        layout=layout,
         device=device,
         app=app,
         model=model,
         # The server's own worker judges its versions as they are.
         download=Download(manifest, strategy.download, job.job.seed) if strategy.download and request.encoded else None,
         transient={name: buffer.clone() for name, buffer in model.named_buffers() if name not in model.state_dict()},
-        state=SiteState(Path(request.state_folder)),
-        pairing=Pairing(rule=strategy.rule, state=SiteState(Path(request.state_folder) / "rule")),
+        state=SiteState(folder),
+        pairing=Pairing(rule=strategy.rule, state=SiteState(folder / "rule")),
+        carried_over=CarriedOver(folder / "carried", layout, feedback) if feedback != "none" else None,
         training=_open_training(request, whole, job, strategy, app, model) if request.training else None,
         test_data=app.data("test") if job.evaluation.sites or not request.training else None,
     )
 
 
-def _open_training(
-    request: Prepare, whole: Job, job: Job, strategy: Strategy, app: App, model: nn.Module
-) -> Training:
+def _require_same_model(manifest: Manifest, model: nn.Module, job: Job, strategy: Strategy) -> None:
+    parameters = job.strategy.parameters or "all"
+    manifest.require_same(run_manifest(manifest_of(model, parameters), strategy.lanes, strategy.local))
+    require_same_frozen(manifest.frozen, frozen_of(model) if parameters == "trainable" else ())
+
+
+def _open_training(request: Prepare, whole: Job, job: Job, strategy: Strategy, app: App, model: nn.Module) -> Training:
     secret = bytes.fromhex(request.rounding_seed_hex)
     if len(secret) != SECRET_BYTES:
         raise Malformed(f"rounding_seed_hex has {len(secret)} bytes, wanted {SECRET_BYTES}", field="rounding_seed_hex")

@@ -127,6 +127,7 @@ class StrategySection(Strict):
     optimizer: Part | None = None
     buffers: Literal["mean", "local", "first"] = "mean"  # float buffers; integers: "first" or the maximum
     local: tuple[str, ...] | None = None  # patterns of names of tensors that stay at their site, such as "head.*"
+    parameters: Literal["all", "trainable"] | None = None  # that travel: all, or only those that require gradients
     sum: SumSection = SumSection()
     personal: Part | None = None  # a model that a site keeps for itself, such as { kind = "ditto" }
 

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from atoll.wire import manifest_pb2 as pb
 from atoll.wire.errors import BadManifest
+from atoll.wire.frozen import FrozenTensor, decode_frozen
 
 Role = Literal["parameter", "buffer", "control"]
 """Of the model: parameter or buffer. A control is none of its tensors: a local rule has it travel beside the model."""
@@ -107,12 +108,15 @@ class Manifest:
     """The tensors of a model, in the order of their bytes."""
 
     tensors: tuple[TensorSpec, ...]
+    frozen: tuple[FrozenTensor, ...] = ()  # that do not travel and must be the same everywhere
 
     def __post_init__(self) -> None:
         _check_order(self.tensors)
+        if len(self.frozen) > MAX_TENSORS:
+            raise _too_many_tensors(len(self.frozen))
 
     @classmethod
-    def build(cls, entries: Iterable[Entry]) -> Manifest:
+    def build(cls, entries: Iterable[Entry], frozen: Iterable[FrozenTensor] = ()) -> Manifest:
         """The manifest of tensors given as name, dtype, shape and role, in the model's order.
 
         Raises:
@@ -124,7 +128,7 @@ class Manifest:
         for spec in unplaced:
             placed.append(TensorSpec(name=spec.name, dtype=spec.dtype, shape=spec.shape, offset=offset, role=spec.role))
             offset += spec.num_bytes
-        return cls(tuple(placed))
+        return cls(tuple(placed), tuple(frozen))
 
     @cached_property
     def num_bytes(self) -> int:
@@ -144,7 +148,7 @@ class Manifest:
     def model(self) -> Manifest:
         """The tensors of the model itself, without what travels beside it; their offsets are those of such a model."""
         own = [(spec.name, spec.dtype, spec.shape, spec.role) for spec in self.tensors if spec.role != "control"]
-        return self if len(own) == len(self.tensors) else Manifest.build(own)
+        return self if len(own) == len(self.tensors) else Manifest.build(own, self.frozen)
 
     @cached_property
     def _by_name(self) -> dict[str, TensorSpec]:
@@ -177,6 +181,7 @@ class Manifest:
                 offset=spec.offset,
                 role=_ROLES[spec.role],
             )
+        message.frozen.extend(tensor.message() for tensor in self.frozen)
         data = message.SerializeToString(deterministic=True)
         _check_encoded_size(len(data))
         return data
@@ -193,6 +198,7 @@ class Manifest:
         _check_encoded_size(len(data))
         format_seen = 0
         specs: list[TensorSpec] = []
+        frozen: list[FrozenTensor] = []
         for number, value in _fields(data):
             if number == 1 and isinstance(value, int):
                 format_seen = value
@@ -200,6 +206,10 @@ class Manifest:
                 if len(specs) == MAX_TENSORS:
                     raise _too_many_tensors(f"more than {MAX_TENSORS}")
                 specs.append(_decode_tensor(value, len(specs)))
+            elif number == 3 and isinstance(value, bytes):
+                if len(frozen) == MAX_TENSORS:
+                    raise _too_many_tensors(f"more than {MAX_TENSORS}")
+                frozen.append(decode_frozen(value, len(frozen)))
             else:
                 raise BadManifest(
                     f"manifest has a field {number} that format {FORMAT} does not know; {_OLD}", field="format"
@@ -211,7 +221,7 @@ class Manifest:
                 value=format_seen,
                 bound=FORMAT,
             )
-        return cls(tuple(specs))
+        return cls(tuple(specs), tuple(frozen))
 
     def require_same(self, other: Manifest, *, site: str = "", run: str = "", round: int = 0) -> None:
         """Returns where `other` has the same schema as this one, which is the one wanted.

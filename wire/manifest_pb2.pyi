@@ -81,10 +81,20 @@ class TensorSpec(_message.Message):
     role: Role
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
 
+class FrozenTensor(_message.Message):
+    __slots__ = ("name", "sha256")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    sha256: bytes
+    def __init__(self, name: _Optional[str] = ..., sha256: _Optional[bytes] = ...) -> None: ...
+
 class Manifest(_message.Message):
-    __slots__ = ("format", "tensors")
+    __slots__ = ("format", "tensors", "frozen")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
     format: int
     tensors: _containers.RepeatedCompositeFieldContainer[TensorSpec]
-    def __init__(self, format: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ...) -> None: ...
+    frozen: _containers.RepeatedCompositeFieldContainer[FrozenTensor]
+    def __init__(self, format: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., frozen: _Optional[_Iterable[_Union[FrozenTensor, _Mapping]]] = ...) -> None: ...

@@ -6,16 +6,23 @@ Assumes a little-endian machine, which is all that torch trains on.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import mmap
 import warnings
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from atoll.wire.errors import BadManifest, BadUpdate
+from atoll.wire.frozen import FrozenTensor
 from atoll.wire.manifest import DTYPE_BYTES, Entry, Manifest, Role, TensorSpec
+
+Parameters = Literal["all", "trainable"]
+"""Which parameters of a model travel: every one, or only those that require gradients."""
 
 Buffer = bytes | bytearray | memoryview | mmap.mmap
 
@@ -23,7 +30,7 @@ DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in DTYP
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def state_of(module: nn.Module) -> dict[str, tuple[Tensor, Role]]:
+def state_of(module: nn.Module, parameters: Parameters = "all") -> dict[str, tuple[Tensor, Role]]:
     """The tensors of the module's state dict, themselves rather than copies, each with its role.
 
     Non-persistent buffers stay out, as they do of the state dict. A tensor that has several names (tied weights)
@@ -32,7 +39,7 @@ def state_of(module: nn.Module) -> dict[str, tuple[Tensor, Role]]:
     Raises:
         BadManifest: an entry is no tensor, is neither parameter nor buffer, or is not materialised yet.
     """
-    parameters = {id(parameter) for parameter in module.parameters()}
+    its_parameters = {id(parameter) for parameter in module.parameters()}
     buffers = {id(buffer) for buffer in module.buffers()}
     state: dict[str, tuple[Tensor, Role]] = {}
     seen: set[int] = set()
@@ -40,7 +47,7 @@ def state_of(module: nn.Module) -> dict[str, tuple[Tensor, Role]]:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if id(value) not in parameters and id(value) not in buffers:
+        if id(value) not in its_parameters and id(value) not in buffers:
             raise BadManifest(
                 f"state dict entry {name!r} ({type(value).__name__}) is neither a parameter nor a buffer, so it cannot "
                 "travel; register it as a buffer",
@@ -54,18 +61,39 @@ def state_of(module: nn.Module) -> dict[str, tuple[Tensor, Role]]:
                 field=name,
                 value="uninitialised",
             )
-        state[name] = (value, "parameter" if id(value) in parameters else "buffer")
+        is_parameter = id(value) in its_parameters
+        if is_parameter and parameters == "trainable" and not value.requires_grad:
+            continue
+        state[name] = (value, "parameter" if is_parameter else "buffer")
     return state
 
 
-def manifest_of(module: nn.Module) -> Manifest:
-    """The manifest of the module's state dict (see `state_of` for tied tensors).
+def frozen_of(module: nn.Module) -> tuple[FrozenTensor, ...]:
+    """The parameters that require no gradients, each with the SHA-256 of dtype, shape and bytes. Reads them all."""
+    trainable = state_of(module, "trainable")
+    frozen = {name: tensor for name, (tensor, _) in state_of(module).items() if name not in trainable}
+    return tuple(FrozenTensor(name=name, sha256=_digest(tensor.detach())) for name, tensor in frozen.items())
+
+
+def _digest(tensor: Tensor) -> bytes:
+    described = json.dumps([_NAMES.get(tensor.dtype, str(tensor.dtype)), list(tensor.shape)], separators=(",", ":"))
+    digest = hashlib.sha256(b"atoll/frozen/1\n" + described.encode() + b"\n")
+    flat = (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).cpu().contiguous().reshape(-1)
+    digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.digest()
+
+
+def manifest_of(module: nn.Module, parameters: Parameters = "all", frozen: tuple[FrozenTensor, ...] = ()) -> Manifest:
+    """The manifest of the module's state dict (see `state_of` for tied tensors), or of the trainable part of it.
+
+    Args:
+        frozen: what goes into it beside; `frozen_of` the module, where another machine is to compare.
 
     Raises:
         BadManifest: an entry cannot travel: no dense tensor, an unknown dtype, a bad name.
     """
     entries: list[Entry] = []
-    for name, (tensor, role) in state_of(module).items():
+    for name, (tensor, role) in state_of(module, parameters).items():
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise BadManifest(
                 f"tensor {name!r} is {tensor.layout}, quantised: {tensor.is_quantized}; only dense tensors travel",
@@ -75,7 +103,14 @@ def manifest_of(module: nn.Module) -> Manifest:
             )
         dtype = _NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
         entries.append((name, dtype, tuple(tensor.shape), role))
-    return Manifest.build(entries)
+    if parameters == "trainable" and not any(role == "parameter" for *_, role in entries):
+        raise BadManifest(
+            'no parameter of the model requires gradients, so that parameters = "trainable" leaves nothing to learn; '
+            "have the app's model() leave some trainable",
+            field="strategy.parameters",
+            value="trainable",
+        )
+    return Manifest.build(entries, frozen)
 
 
 def views(manifest: Manifest, buffer: Buffer, *, writable: bool) -> dict[str, Tensor]:
@@ -130,16 +165,17 @@ def write_state(manifest: Manifest, source: nn.Module | Mapping[str, Tensor], bu
 def load_state(manifest: Manifest, buffer: Buffer, module: nn.Module) -> None:
     """Copies the manifest's bytes into the module's own tensors, in place and strictly: all of them, or none.
 
-    Controls are no tensors of the module, and left out.
+    Controls are no tensors of the module, and left out. Tensors that the manifest names as frozen stay as they are.
 
     Raises:
         BadManifest: the module has another schema, or the buffer another size.
         BadUpdate: a bool is neither 0 nor 1.
     """
-    manifest.model.require_same(manifest_of(module))
+    parameters: Parameters = "trainable" if manifest.frozen else "all"
+    manifest.model.require_same(manifest_of(module, parameters))
     sources = views(manifest, buffer, writable=False)
     with torch.no_grad():
-        for name, (target, _) in state_of(module).items():
+        for name, (target, _) in state_of(module, parameters).items():
             target.copy_(sources[name])
 
 

@@ -26,6 +26,8 @@ class Cast:
     dtype: torch.dtype
     group: int = 1
 
+    gain = 1.0
+
     @property
     def name(self) -> str:
         return str(self.dtype).removeprefix("torch.")
@@ -79,6 +81,12 @@ _NATIVE: Final[Mapping[str, Encoding]] = {
     "float8_e5m2fnuz": BFLOAT16,
 }
 
+
+def native_encoding(dtype: str) -> Encoding:
+    """The encoding of differences in a tensor's own dtype."""
+    return _NATIVE[dtype]
+
+
 SUMMABLE: Final = frozenset(_NATIVE)
 """Dtypes whose differences can be summed; tensors of the others are combined by their values."""
 
@@ -96,7 +104,7 @@ class Native:
         self.name, self.additive = "native", True
 
     def encoding(self, dtype: str) -> Encoding:
-        return _NATIVE[dtype]
+        return native_encoding(dtype)
 
 
 class Float32:

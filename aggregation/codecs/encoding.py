@@ -7,11 +7,14 @@ P = values of one block, in the order of the tensor's elements (real and imagina
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
 from atoll.aggregation.rounding import Rounding
+
+Feedback = Literal["none", "error", "difference"]
+"""What a site carries from one update to the next: nothing, the error of the last one, or what it has sent so far."""
 
 
 class Encoding(Protocol):
@@ -29,7 +32,10 @@ class Encoding(Protocol):
 
     @property
     def group(self) -> int:
-        """Values that share bytes; a block starts at a multiple of it. 1 means that neighbours can be joined."""
+        """Values that share bytes; a block starts at a multiple of it, and ends at one or with the region.
+
+        1 means that neighbours can be joined.
+        """
         ...
 
     @property
@@ -40,6 +46,11 @@ class Encoding(Protocol):
     @property
     def limit(self) -> float:
         """Largest magnitude that can be written."""
+        ...
+
+    @property
+    def gain(self) -> float:
+        """Largest factor by which a value grows on its way: 1 but where what travels stands for what does not."""
         ...
 
     def reach(self, bound: float) -> float:
@@ -71,7 +82,14 @@ class Encoding(Protocol):
 
 
 class Codec(Protocol):
-    """How an update travels. An additive codec's decoded values may be summed; only those can be masked."""
+    """How an update travels.
+
+    The decoded values of an additive codec may be summed, which is all that a reducer that needs "sum" asks. Masks of
+    secure aggregation cover what travels and need more: the same coordinates from every site. A sparse codec does not
+    send those, so it is additive and cannot be masked.
+
+    A codec may also have `sparse` and `feedback`: see `is_sparse` and `feedback_of`.
+    """
 
     @property
     def name(self) -> str: ...
@@ -82,3 +100,14 @@ class Codec(Protocol):
     def encoding(self, dtype: str) -> Encoding:
         """The encoding of differences of a floating or complex tensor of `dtype` (as the manifest names it)."""
         ...
+
+
+def is_sparse(codec: Codec) -> bool:
+    """Whether it leaves most values of an update out: parameters bear that, statistics and whole models do not."""
+    return bool(getattr(codec, "sparse", False))
+
+
+def feedback_of(codec: Codec) -> Feedback:
+    """What a site carries between updates that this codec makes."""
+    feedback: Feedback = getattr(codec, "feedback", "none")
+    return feedback

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from atoll.aggregation.blocks import largest_magnitude
 from atoll.aggregation.codecs.encoding import Encoding
+from atoll.aggregation.codecs.feedback import FeedbackOptions
 from atoll.aggregation.rounding import Rounding
-from atoll.wire.job import Strict
 
 _SMALLEST_SCALE = torch.finfo(torch.float32).smallest_normal
 
@@ -32,6 +32,7 @@ class BlockScaled:
 
     alignment = 4
     two_limbs = False
+    gain = 1.0
     limit = torch.finfo(torch.float32).max
 
     @property
@@ -141,11 +142,11 @@ class Int8:
     Error: less than 1/126 of the largest magnitude in the group. Bytes: 1.016 a value.
     """
 
-    class Options(Strict):
+    class Options(FeedbackOptions):
         pass
 
     def __init__(self, options: Options) -> None:
-        self.name, self.additive = "int8", True
+        self.name, self.additive, self.feedback = "int8", True, options.feedback
 
     def encoding(self, dtype: str) -> Encoding:
         return INT8
@@ -157,11 +158,11 @@ class Int4:
     Error: less than 1/6 of the largest magnitude in the group. Bytes: 0.5625 a value.
     """
 
-    class Options(Strict):
+    class Options(FeedbackOptions):
         pass
 
     def __init__(self, options: Options) -> None:
-        self.name, self.additive = "int4", True
+        self.name, self.additive, self.feedback = "int4", True, options.feedback
 
     def encoding(self, dtype: str) -> Encoding:
         return INT4

@@ -243,10 +243,13 @@ class _Sorted:
             last = min(stop, segment.index + segment.num_values) - segment.index
             if first >= last:
                 continue
-            aligned = first // segment.encoding.group * segment.encoding.group
-            block_P = torch.empty(last - aligned, dtype=torch.float64)
+            group = segment.encoding.group
+            aligned, end = first // group * group, min(segment.num_values, -(-last // group) * group)
+            block_P = torch.empty(end - aligned, dtype=torch.float64)
             segment.encoding.decode(data[segment.offset : segment.offset + segment.num_bytes], aligned, block_P)
-            out_P[segment.index + first - start : segment.index + last - start].copy_(block_P[first - aligned :])
+            out_P[segment.index + first - start : segment.index + last - start].copy_(
+                block_P[first - aligned : last - aligned]
+            )
 
     @property
     def products_NN(self) -> Tensor:

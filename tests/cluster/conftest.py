@@ -18,7 +18,7 @@ from atoll.cluster.app import build_app, build_model
 from atoll.cluster.registry import AppEntry, hash_distribution, load_app
 from atoll.wire.job import parse_job
 from atoll.wire.model_file import create
-from atoll.wire.tensors import manifest_of, write_state
+from atoll.wire.tensors import frozen_of, manifest_of, write_state
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +52,7 @@ def make_bench(tmp_path: Path, installed: Path) -> MakeBench:
         work: dict[str, Any] | None = None,
         entry_point: str = "probe",
         sites: dict[str, int] | None = None,
+        only: list[str] | None = None,
         **strategy: Any,
     ) -> Bench:
         folder = tmp_path / "run"
@@ -59,7 +60,7 @@ def make_bench(tmp_path: Path, installed: Path) -> MakeBench:
         folder.mkdir()
         job = parse_job(
             {
-                "job": {"name": "probe", "app": "probe", "rounds": 3, "seed": 5},
+                "job": {"name": "probe", "app": "probe", "rounds": 3, "seed": 5, "sites": only or []},
                 "app": app or {},
                 "strategy": {"work": work or {"epochs": 2, "batch_size": 8}, **strategy},
                 "training": {"threads": 1, "device": "cpu"},
@@ -70,8 +71,9 @@ def make_bench(tmp_path: Path, installed: Path) -> MakeBench:
         entry = AppEntry(name="probe", distribution=DISTRIBUTION, entry_point=entry_point)
         app_hash = hash_distribution(DISTRIBUTION)
         model = build_model(build_app(load_app(entry, app_hash), job.app, {}), job.job.seed)
-        rule = resolve(job)
-        manifest = run_manifest(manifest_of(model), rule.lanes, rule.local)
+        strategy, parameters = resolve(job), job.strategy.parameters or "all"
+        frozen = frozen_of(model) if parameters == "trainable" else ()
+        manifest = run_manifest(manifest_of(model, parameters, frozen), strategy.lanes, strategy.local)
         (folder / "manifest").write_bytes(manifest.encode())
         with create(folder / "version-0.safetensors", manifest) as data:
             write_state(manifest, model, data)

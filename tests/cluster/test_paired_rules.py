@@ -73,14 +73,14 @@ def test_two_rounds_of_scaffold_with_the_second_round_done_again_after_a_restart
     assert control.abs().max() > 0
 
     def second(out: str) -> Train:
-        return bench.train(out, base=base, round=2, counted=1)
+        return bench.train(out, base=base, round=2, counted_round=1)
 
     north.train(second("second"), ignore)
     north.train(second("twice"), ignore)
     restarted = open_session(bench.prepare("north"))
     restarted.train(second("restarted"), ignore)
     assert bench.update("second") == bench.update("twice") == bench.update("restarted")
-    restarted.train(bench.train("third", base=base, round=3, counted=2), ignore)
+    restarted.train(bench.train("third", base=base, round=3, counted_round=2), ignore)
     assert rule_state(bench, "north") == ["00000002.state.safetensors", "00000003.state.safetensors"]
 
 
@@ -89,17 +89,17 @@ def test_a_round_whose_update_did_not_count_leaves_no_trace_in_the_next(make_ben
     bench = make_bench(kind=kind, work={"steps": 4, "batch_size": 8})
     session = open_session(bench.prepare("north"))
     session.train(bench.train("first"), ignore)
-    session.train(bench.train("wanted", round=4, counted=1), ignore)
+    session.train(bench.train("wanted", round=4, counted_round=1), ignore)
     wanted, before = bench.update("wanted"), bench.folder / "state-north"
     shutil.rmtree(before)
 
     session.train(bench.train("first"), ignore)
     for lost in (2, 3):  # late, and not in their versions
-        session.train(bench.train(f"lost-{lost}", round=lost, counted=1), ignore)
+        session.train(bench.train(f"lost-{lost}", round=lost, counted_round=1), ignore)
         assert rule_state(bench, "north") == ["00000001.state.safetensors", f"{lost:08d}.state.safetensors"]
-    session.train(bench.train("found", round=4, counted=1), ignore)
+    session.train(bench.train("found", round=4, counted_round=1), ignore)
     assert bench.update("found") == wanted
-    session.train(bench.train("none", round=4, counted=0), ignore)
+    session.train(bench.train("none", round=4, counted_round=0), ignore)
     assert bench.update("none") != wanted
 
 
@@ -107,7 +107,7 @@ def test_state_that_is_gone_is_an_error_and_not_a_fresh_start(make_bench: MakeBe
     bench = make_bench(kind="scaffold")
     session = open_session(bench.prepare("north"))
     with pytest.raises(LocalError, match="state of round 3 cannot be read"):
-        session.train(bench.train("north", round=5, counted=3), ignore)
+        session.train(bench.train("north", round=5, counted_round=3), ignore)
 
 
 def test_lanes_are_no_part_of_the_model_that_is_judged(make_bench: MakeBench) -> None:

@@ -31,7 +31,7 @@ __all__ = [
     "whole_mean",
 ]
 
-CODECS = ("native", "float32", "bfloat16", "int8", "int4")
+CODECS = ("native", "float32", "bfloat16", "int8", "int4", "top_k", "random_k")
 EVERY_DTYPE: tuple[Entry, ...] = tuple(
     (f"{dtype}.{role}", dtype, (3, 5), role) for dtype in DTYPE_BYTES for role in ("parameter", "buffer")
 )

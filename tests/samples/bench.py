@@ -73,7 +73,7 @@ class Bench:
         round: int = 1,
         config: dict[str, Any] | None = None,
         base: Path | None = None,
-        counted: int = 0,
+        counted_round: int = 0,
     ) -> Train:
         return Train(
             key=f"train/{out}",
@@ -82,7 +82,7 @@ class Bench:
             base_path=str(base or self.base),
             out_path=str(self.folder / out),
             config=config or {},
-            counted_round=counted,
+            counted_round=counted_round,
         )
 
     def evaluate(self, *, round: int = 0) -> Evaluate:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from atoll.aggregation.schedule import Committed, Joined, Left, Ready, TimerFired
+from atoll.aggregation.schedules.buffered import Buffered
 from atoll.aggregation.schedules.rounds import Rounds
 from atoll.server.events import (
     Broken,
@@ -21,6 +22,7 @@ from atoll.server.events import (
     decode_event,
     encode_event,
 )
+from atoll.server.messages import task_message
 from atoll.server.run import advance, begin, outstanding, replay
 from atoll.server.run_state import (
     AnnounceCommit,
@@ -181,6 +183,60 @@ def test_a_site_that_is_gone_may_come_back_with_the_update_that_the_server_lost(
     run.tell(Joined(site="a", max_weight=100, labels={}))
     run.accept("a")
     assert run.state.rounds[1].closing == ("a", "b")
+
+
+def counted(run: Run) -> dict[str, int]:
+    """What the open training tasks say, by site."""
+    messages = {task.site: task_message("R", task, run.state) for task in run.state.tasks.values()}
+    return {site: message.counted_round for site, message in messages.items()}
+
+
+def test_a_task_says_which_update_of_its_site_was_the_last_to_count() -> None:
+    """A late update does not count. `Run.tell` replays the journal each time."""
+    run = Run(make_plan(rounds=4, sites=False, quorum=2))
+    run.start("a", "b", "c")
+    assert counted(run) == {"a": 0, "b": 0, "c": 0}
+    run.accept("a")
+    run.accept("b")
+    run.tell(TimerFired(name="deadline/1"))  # c is late
+    run.commit(1)
+    assert counted(run) == {"a": 1, "b": 1, "c": 0}
+    run.accept("a", 2)
+    run.accept("c", 2)
+    run.tell(TimerFired(name="deadline/2"))
+    run.commit(2)
+    assert counted(run) == {"a": 2, "b": 1, "c": 2}
+
+
+def test_an_update_that_was_lost_and_came_again_counts_once() -> None:
+    run = Run(make_plan(sites=False))
+    run.start("a", "b")
+    run.accept("a")
+    run.accept("b")
+    run.tell(TaskLost(task="r1.b", attempt=1, site="b", reason="lost"))
+    assert counted(run) == {"b": 0}
+    run.accept("b", attempt=2)
+    run.commit(1)
+    assert counted(run) == {"a": 1, "b": 1}
+
+
+def test_a_task_that_was_carried_over_counts_by_the_round_that_its_site_knows() -> None:
+    plan = Plan(
+        schedule=Buffered(Buffered.Options(k=1, min=2)),
+        num_rounds=4,
+        seed=1,
+        evaluate_every=1,
+        evaluate_at_sites=False,
+        evaluate_at_server=False,
+    )
+    run = Run(plan)
+    run.start("a", "b")
+    run.accept("a")
+    run.commit(1)
+    assert counted(run) == {"a": 1, "b": 0}
+    run.accept("b")  # its task is of round 1, its update counts in round 2
+    run.commit(2)
+    assert run.state.counted == {"a": 1, "b": 1}
 
 
 def test_what_is_outstanding_after_a_restart() -> None:

@@ -18,6 +18,7 @@ from atoll.aggregation.codecs.casts import Native
 from atoll.aggregation.layout import update_layout
 from atoll.wire import admin_pb2, control_pb2, enrolment_pb2, errors_pb2, members_pb2, runs_pb2, transfer_pb2
 from atoll.wire.frames import decode_frame, encode_frame
+from atoll.wire.frozen import FrozenTensor
 from atoll.wire.job import decode_job
 from atoll.wire.manifest import DTYPE_BYTES, Entry, Manifest
 from atoll.wire.model_file import create, open_model
@@ -51,6 +52,7 @@ PARAMETERS: list[Entry] = [(f"layer.{name}", name, (2, 3), "parameter") for name
 BUFFERS: list[Entry] = [("bn.num_batches_tracked", "int64", (), "buffer"), ("empty", "float32", (0, 4), "buffer")]
 MANIFEST = Manifest.build(PARAMETERS + BUFFERS)
 CONTROLLED = Manifest.build([*PARAMETERS[:2], ("lane/layer.float32", "float32", (2, 3), "control")])
+FROZEN = Manifest.build(BUFFERS, [FrozenTensor(name=f"base.{n}", sha256=bytes(range(n, n + 32))) for n in (1, 2)])
 SCHEMA_HASH = "bd4515ce7d09876c8df7df59ac7d2bbfb7533bccccc4e4dbbba9c653ce63d54a"
 
 # What a site of version 1 says and sends in one round: tests/integration/test_older_peer.py plays it to a real server.
@@ -211,6 +213,7 @@ def written() -> dict[str, bytes]:
     files = {f"{name}.bin": message.SerializeToString(deterministic=True) for name, message in MESSAGES.items()}
     files["manifest.bin"] = MANIFEST.encode()
     files["manifest_controls.bin"] = CONTROLLED.encode()
+    files["manifest_frozen.bin"] = FROZEN.encode()
     files["frame.bin"] = encode_frame(4096, memoryview(bytes(range(48))))
     files["version_1/frame_1.bin"] = encode_frame(0, memoryview(PEER_UPDATE[:PEER_SPLIT]))
     files["version_1/frame_2.bin"] = encode_frame(PEER_SPLIT, memoryview(PEER_UPDATE[PEER_SPLIT:]))
@@ -234,6 +237,7 @@ def test_the_manifest_is_read() -> None:
     assert manifest == MANIFEST
     assert Manifest.decode((FOLDER / "manifest_controls.bin").read_bytes()) == CONTROLLED
     assert manifest.schema_hash == SCHEMA_HASH
+    assert Manifest.decode((FOLDER / "manifest_frozen.bin").read_bytes()) == FROZEN
 
 
 def test_the_frame_is_read() -> None:

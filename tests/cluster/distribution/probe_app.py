@@ -23,12 +23,18 @@ class Probe(atoll.App):
         batch_norm: bool = False
         dtype: str = "float64"
         fault: str = ""
+        frozen: str = ""  # beginning of the names of parameters that are not trained
 
     def model(self) -> nn.Module:
         layers = [nn.Linear(4, 8), nn.Tanh(), nn.Dropout(self.config.dropout), nn.Linear(8, 3)]
         if self.config.batch_norm:
             layers.insert(0, nn.BatchNorm1d(4))
-        return nn.Sequential(*layers).to(getattr(torch, self.config.dtype))
+        model = nn.Sequential(*layers).to(getattr(torch, self.config.dtype))
+        for name, parameter in model.named_parameters():
+            if self.config.frozen and name.startswith(self.config.frozen):
+                parameter.requires_grad_(False)
+                parameter.data += self.source.get("shift", 0.0)  # a site with other weights
+        return model
 
     def data(self, split: str) -> TensorDataset | None:
         arrays = np.load(self.source["path"])
