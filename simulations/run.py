@@ -90,6 +90,8 @@ class SimulatedRun:
         self._bytes = (0, 0)  # up, down
         self._has: dict[str, int] = {}  # version that each site has fetched last
         self._shown_s = 0.0
+        # What people see beside a round is simulated time where there is any, else that of this machine.
+        self._timed = any(step_s.values())
 
     def run(self) -> RunState:
         """The state that the run ends with.
@@ -196,7 +198,7 @@ class SimulatedRun:
         match action:
             case OpenRound(round=round_):
                 self._pipeline.open_round(round_)
-                self.summary.round_opened(round_.number, self.clock.now_s, self._bytes)
+                self.summary.round_opened(round_.number, self._now_s, self._bytes)
                 self.summary.set_status("running")
             case SendTask(task=task):
                 self._send(task)
@@ -244,9 +246,7 @@ class SimulatedRun:
         except BadUpdate as error:
             self._tell(Broken(reason=error.message, ours=False))
             return
-        self.summary.round_committed(
-            self.summary.record_of(round_, new.version, self.clock.now_s, self._bytes)
-        )
+        self.summary.round_committed(self.summary.record_of(round_, new.version, self._now_s, self._bytes))
         self._committed_s[round_.number] = self.clock.now_s
         self.state, actions = advance(self._plan, self.state, Committed(round=round_.number, version=new.version))
         self._pipeline.drop(round_.number)
@@ -269,6 +269,10 @@ class SimulatedRun:
 
     def _hand_on(self, number: int) -> None:
         self._on_round(self.summary.record(number), self._committed_s.pop(number))
+
+    @property
+    def _now_s(self) -> float:
+        return self.clock.now_s if self._timed else time.monotonic()
 
     def _look(self, *, at_once: bool = False) -> None:
         now_s = time.monotonic()

@@ -36,6 +36,7 @@ from atoll.wire.runs_pb2 import RoundRecord, RunSnapshot
 from atoll.wire.tensors import write_state
 
 DEFAULT_SITES = 10
+SITE = "{site}"
 
 
 def simulate(
@@ -65,6 +66,7 @@ def simulate(
             None); or each site's own source by name, which no partition touches.
         app: the class; where None, the installed app that the job names.
         source: the table `[data.NAME]` with which the app finds all the data; where None, that of user.toml in `home`.
+            With "{site}" in one of its texts each site has a source of its own, with its name in that place.
         server_source: the same for what the server judges by, where sites have sources of their own.
         partition: how the training data is spread; evenly at random where None.
         speeds: how long the sites take; no simulated time passes where None.
@@ -187,13 +189,20 @@ def _sites(
     server_source: Mapping[str, Any] | None,
     partition: Partition,
 ) -> Sites:
-    if isinstance(wanted, Mapping):
-        if not wanted:
-            raise ConfigError("sites = {}: a simulation needs one site or more", key="sites", bound="1 or more")
-        return OwnDataSites(kind, job.app, wanted, server_source)
-    if wanted is not None and wanted < 1:
-        raise ConfigError(f"sites = {wanted}: wanted 1 or more", key="sites", value=str(wanted), bound="1 or more")
-    return PartitionedSites(build_app(kind, job.app, source), site_names(job, wanted), partition)
+    if not isinstance(wanted, Mapping):
+        if wanted is not None and wanted < 1:
+            raise ConfigError(f"sites = {wanted}: wanted 1 or more", key="sites", value=str(wanted), bound="1 or more")
+        names = site_names(job, wanted)
+        if not any(isinstance(value, str) and SITE in value for value in source.values()):
+            return PartitionedSites(build_app(kind, job.app, source), names, partition)
+        wanted = {name: _source_of(name, source) for name in names}
+    if not wanted:
+        raise ConfigError("sites = {}: a simulation needs one site or more", key="sites", bound="1 or more")
+    return OwnDataSites(kind, job.app, wanted, server_source)
+
+
+def _source_of(site: str, source: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value.replace(SITE, site) if isinstance(value, str) else value for key, value in source.items()}
 
 
 def site_names(job: Job, num_sites: int | None) -> list[str]:
