@@ -30,6 +30,7 @@ from torch.utils.data import TensorDataset
 import atoll
 
 SLOW = "site-1"
+JUDGED_BY = 100  # examples, at least, for a version's accuracy to count; the sites have 360
 JOB = """
 [job]
 name = "{strategy}"
@@ -158,13 +159,12 @@ async def _follow(home: Path, run: str, target: float) -> tuple[float, int] | No
                 began_s = began_s or now_s
             for record in snapshot.rounds:
                 committed_s.setdefault(record.round, now_s)
-                metric = record.evaluate_metrics["accuracy"] if "accuracy" in record.evaluate_metrics else None
-                if metric is not None and metric.count >= _TEST and metric.sum / metric.count >= target:
+                if "accuracy" not in record.evaluate_metrics:
+                    continue
+                metric = record.evaluate_metrics["accuracy"]
+                if metric.count >= JUDGED_BY and metric.sum / metric.count >= target:
                     return committed_s[record.round] - began_s, record.round
     return None
-
-
-_TEST = 100  # examples that have judged a version, at least
 
 
 def _start(root: Path, crew: Any, options: argparse.Namespace) -> None:
@@ -217,7 +217,9 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Time to an accuracy with one slow site.")
     parser.add_argument("--sites", type=int, default=5)
     parser.add_argument("--slowdown", type=float, default=10.0, help="of site-1")
-    parser.add_argument("--step-s", type=float, default=0.02, help="seconds that a step takes at the other sites, and more")
+    parser.add_argument(
+        "--step-s", type=float, default=0.02, help="seconds that a step takes at the other sites, and more"
+    )
     parser.add_argument("--steps", type=int, default=10, help="steps of a round")
     parser.add_argument("--k", type=int, default=2, help="updates in a version of fedbuff")
     parser.add_argument("--target", type=float, default=0.9, help="accuracy")

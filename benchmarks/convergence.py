@@ -229,7 +229,12 @@ def marks(rounds: int) -> tuple[int, int, int]:
 
 def table(found: Sequence[dict[str, Any]], rounds: int) -> str:
     """The rows as markdown."""
-    head = ["strategy", "lr local, server", *(f"after {at} rounds" for at in marks(rounds)), f"simulated s to {TARGET:.0%}"]
+    head = [
+        "strategy",
+        "lr local, server",
+        *(f"after {at} rounds" for at in marks(rounds)),
+        f"simulated s to {TARGET:.0%}",
+    ]
     lines = [head, ["---"] * len(head)]
     for row in found:
         cells = [f"{100 * row['accuracy'][at]:.1f} ± {100 * row['spread'][at]:.1f}" for at in marks(rounds)]

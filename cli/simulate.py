@@ -50,9 +50,9 @@ def simulate(
     ] = 0.0,
     stragglers: Annotated[float, typer.Option("--stragglers", help="Share of the sites that is slower.")] = 0.0,
     slowdown: Annotated[float, typer.Option("--slowdown", help="How many times slower they are.")] = 10.0,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for rounds.jsonl and model.safetensors.")] = Path(
-        "simulation-out"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder for rounds.jsonl and model.safetensors.")
+    ] = Path("simulation-out"),
     home: options.PersonHome = None,
     as_json: options.AsJson = False,
 ) -> None:

@@ -28,7 +28,7 @@ from atoll.cluster.app import App, build_app, build_model
 from atoll.cluster.batches import Work, plan_work
 from atoll.cluster.device import choose_device, set_up_torch
 from atoll.cluster.evaluate import evaluate
-from atoll.cluster.local_loop import Outcome, train_locally
+from atoll.cluster.local_loop import train_locally
 from atoll.cluster.messages import Evaluate, Evaluated, Prepare, Prepared, Train, Trained
 from atoll.cluster.optimizer_state import LocalOptimizer
 from atoll.cluster.registry import AppEntry, load_app
@@ -92,11 +92,27 @@ class RunSession:
             BadUpdate: the loss or a difference is not finite, or beyond the declared bound.
             AppFailed, DiskFull, LocalError, Malformed: as they say.
         """
+        training = self._require_training()
+        work = self._work_of(request, training)
         # The room is taken before the work is done: a full disk costs no training.
         room = create_update(Path(request.out_path), self.layout.num_bytes)
         with self._open_base(Path(request.base_path)) as base, room as out:
-            outcome = self.train_into(out, base, request, on_step)
-            crc32 = crc32_of(out)
+            kept = self.state.load(request.round)
+            self._load(base, kept)
+            training.optimizer.begin_round(kept)
+            outcome = train_locally(
+                self.app,
+                self.model,
+                training.optimizer.torch,
+                training.dataset,
+                work=work,
+                rule=self.strategy.rule,
+                seed=training_seed(self.job.job.seed, self.site, request.round),
+                device=self.device,
+                on_step=on_step,
+            )
+            crc32 = self._write_update(request.round, base, training, out)
+        self._keep(request.round, training)
         return Trained(
             key=request.key,
             weight=outcome.weight,
@@ -104,32 +120,6 @@ class RunSession:
             num_bytes=self.layout.num_bytes,
             crc32=crc32,
         )
-
-    def train_into(self, out: memoryview, base: ModelFile, request: Train, on_step: OnStep) -> Outcome:
-        """One round from a base version that is here, its update written into `out` (`layout.num_bytes`).
-
-        Raises:
-            As `train` does.
-        """
-        training = self._require_training()
-        work = self._work_of(request, training)
-        kept = self.state.load(request.round)
-        self._load(base, kept)
-        training.optimizer.begin_round(kept)
-        outcome = train_locally(
-            self.app,
-            self.model,
-            training.optimizer.torch,
-            training.dataset,
-            work=work,
-            rule=self.strategy.rule,
-            seed=training_seed(self.job.job.seed, self.site, request.round),
-            device=self.device,
-            on_step=on_step,
-        )
-        self._write_update(request.round, base, training, out)
-        self._keep(request.round, training)
-        return outcome
 
     def evaluate(self, request: Evaluate, on_step: OnStep) -> Evaluated:
         """Metric sums of a version on this machine's test data.
@@ -140,13 +130,9 @@ class RunSession:
         if self.test_data is None:
             return Evaluated(key=request.key, metrics={})
         with self._open_base(Path(request.base_path)) as base:
-            metrics = self.evaluate_on(base, request, on_step)
+            self._load(base, self.state.load(request.round + 1))
+        metrics = evaluate(self.app, self.model, self.test_data, device=self.device, on_batch=lambda: on_step(0, 0))
         return Evaluated(key=request.key, metrics=metrics)
-
-    def evaluate_on(self, base: ModelFile, request: Evaluate, on_step: OnStep) -> dict[str, tuple[float, float]]:
-        """The same of a version that is here."""
-        self._load(base, self.state.load(request.round + 1))
-        return evaluate(self.app, self.model, self.test_data, device=self.device, on_batch=lambda: on_step(0, 0))
 
     def _require_training(self) -> Training:
         if self.training is None:
@@ -203,8 +189,8 @@ class RunSession:
                 if (own := kept.tensors.get(_LOCAL + spec.name)) is not None:
                     tensors[spec.name][0].copy_(own)
 
-    def _write_update(self, round: int, base: ModelFile, training: Training, out: memoryview) -> None:
-        """Encode the difference to the base into `out`."""
+    def _write_update(self, round: int, base: ModelFile, training: Training, out: memoryview) -> int:
+        """Encode the difference to the base into `out`; its crc32."""
         rounding = Rounding(rounding_key(training.secret, round))
         trained = {name: tensor.detach() for name, (tensor, _) in state_of(self.model).items()}
         encode_update(
@@ -215,6 +201,7 @@ class RunSession:
             rounding=rounding,
             bound=self.strategy.bound,
         )
+        return crc32_of(out)
 
     def _keep(self, round: int, training: Training) -> None:
         kept = training.optimizer.end_round()
@@ -224,8 +211,16 @@ class RunSession:
             self.state.save(round, Kept(tensors={**local, **kept.tensors}, values=kept.values))
 
 
-def open_session(request: Prepare) -> RunSession:
-    """Load everything that the run needs.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """An app that is imported and built, and its model: simulated sites share one, each with its own data."""
+
+    app: App
+    model: nn.Module
+
+
+def open_session(request: Prepare, loaded: Loaded | None = None) -> RunSession:
+    """Load everything that the run needs, but for what is loaded.
 
     Raises:
         NotAllowed, Unknown, AppFailed: the app is another than asked for, not here, or fails.
@@ -234,40 +229,14 @@ def open_session(request: Prepare) -> RunSession:
         DeviceMissing: the wished device is not here.
     """
     job = decode_job(request.job.encode())
+    strategy = resolve(job)
     device = choose_device(job.training.device, request.device)
     set_up_torch(job.training, device, trains=request.training)
     entry = AppEntry(name=request.app_name, distribution=request.distribution, entry_point=request.entry_point)
-    app = build_app(load_app(entry, request.app_hash), job.app, request.data)
+    app = loaded.app if loaded else build_app(load_app(entry, request.app_hash), job.app, request.data)
+    model = loaded.model if loaded else build_model(app, job.job.seed).to(device)
     manifest = Manifest.decode(Path(request.manifest_path).read_bytes())
-    state = SiteState(Path(request.state_folder))
-    return assemble(request, job, app, device, manifest, state=state, data=app.data)
-
-
-def assemble(
-    request: Prepare,
-    job: Job,
-    app: App,
-    device: torch.device,
-    manifest: Manifest | None = None,
-    *,
-    state: SiteState,
-    data: Callable[[str], Dataset[Any] | None],
-) -> RunSession:
-    """The session of an app that is imported.
-
-    Args:
-        manifest: of the run's model; the app's own where None.
-        data: the site's examples by split.
-
-    Raises:
-        AppFailed: the app has no training data, or fails.
-        ConfigError, BadManifest: as `open_session` says.
-    """
-    strategy = resolve(job)
-    model = build_model(app, job.job.seed).to(device)
-    own = manifest_of(model)
-    manifest = manifest or own
-    manifest.require_same(own)
+    manifest.require_same(manifest_of(model))
     return RunSession(
         run=request.run,
         site=request.site,
@@ -281,18 +250,17 @@ def assemble(
         # The server's own worker judges its versions as they are.
         download=Download(manifest, strategy.download, job.job.seed) if strategy.download and request.encoded else None,
         transient={name: buffer.clone() for name, buffer in model.named_buffers() if name not in model.state_dict()},
-        state=state,
-        training=_open_training(request, job, app, model, data("train")) if request.training else None,
-        test_data=data("test") if job.evaluation.sites or not request.training else None,
+        state=SiteState(Path(request.state_folder)),
+        training=_open_training(request, job, app, model) if request.training else None,
+        test_data=app.data("test") if job.evaluation.sites or not request.training else None,
     )
 
 
-def _open_training(
-    request: Prepare, job: Job, app: App, model: nn.Module, dataset: Dataset[Any] | None
-) -> Training:
+def _open_training(request: Prepare, job: Job, app: App, model: nn.Module) -> Training:
     secret = bytes.fromhex(request.rounding_seed_hex)
     if len(secret) != SECRET_BYTES:
         raise Malformed(f"rounding_seed_hex has {len(secret)} bytes, wanted {SECRET_BYTES}", field="rounding_seed_hex")
+    dataset = app.data("train")
     if dataset is None:
         raise AppFailed('data("train") is None: this site has nothing to train on', field="data.train")
     optimizer = app.optimizer(model.parameters())

@@ -24,7 +24,7 @@ from atoll.server.surroundings import Surroundings
 from atoll.server.transfers import Sink, Transfers
 from atoll.wire import runs_pb2
 from atoll.wire.errors import Malformed, NotAllowed, Stale, TooLarge, Unavailable, Unknown
-from atoll.wire.job import Job, decode_job
+from atoll.wire.job import decode_job
 from atoll.wire.manifest import Manifest
 from atoll.wire.names import new_run_id
 

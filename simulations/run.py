@@ -42,7 +42,7 @@ from atoll.server.run_state import (
 from atoll.server.summary import RunSummary
 from atoll.simulations.clock import Clock
 from atoll.simulations.sequential import SequentialEngine
-from atoll.simulations.versions import Versions
+from atoll.simulations.versions import Versions, server_path, site_path
 from atoll.wire.errors import BadUpdate, RemoteError, TooFewSites, to_detail
 from atoll.wire.runs_pb2 import RoundRecord, RunSnapshot
 
@@ -101,8 +101,8 @@ class SimulatedRun:
             LocalError: this machine cannot go on.
         """
         for site in self._step_s:
-            work = self._engine.work(site)
-            self._tell(Joined(site=site, max_weight=work.max_weight, labels=dict(self._labels.get(site, {}))))
+            weight = self._engine.max_weight(site)
+            self._tell(Joined(site=site, max_weight=weight, labels=dict(self._labels.get(site, {}))))
         self._tell(Ready())
         while self.state.phase is not Phase.ENDED:
             event = self._pending.popleft()() if self._pending else self._next()
@@ -147,14 +147,12 @@ class SimulatedRun:
             key=f"{task.task}#{task.attempt}",
             round=task.given_in,
             base_version=task.base_version,
-            base_path="",
-            out_path="",
+            base_path=site_path(task.base_version),
+            out_path=self._engine.out_path,
         )
         try:
-            outcome, update = self._engine.train(task.site, request, self._versions.at_sites(task.base_version))
-            self._pipeline.check(
-                self.state.rounds[task.round], task.site, outcome.weight, update, outcome.metrics
-            )
+            outcome, update = self._engine.train(task.site, request)
+            self._pipeline.check(self.state.rounds[task.round], task.site, outcome.weight, update, outcome.metrics)
         except RemoteError as error:
             self.summary.site_is(task.site, "failed", detail=error.message)
             return TaskLost(task=task.task, attempt=task.attempt, site=task.site, reason=error.message)
@@ -176,7 +174,7 @@ class SimulatedRun:
             return None
         self._fetch(task)
         try:
-            metrics = self._engine.evaluate(task.site, _judging(task), self._versions.at_sites(task.base_version))
+            metrics = self._engine.evaluate(task.site, _judging(task))
         except RemoteError as error:
             return TaskLost(task=task.task, attempt=task.attempt, site=task.site, reason=error.message)
         return SiteEvaluated(task=task.task, attempt=task.attempt, site=task.site, metrics=metrics)
@@ -185,9 +183,11 @@ class SimulatedRun:
         evaluation = self.state.evaluations.get(version)
         if evaluation is None or not evaluation.server_pending:
             return None
-        request = Evaluate(key=f"e{version}", round=evaluation.round, base_version=version, base_path="")
+        request = Evaluate(
+            key=f"e{version}", round=evaluation.round, base_version=version, base_path=server_path(version)
+        )
         try:
-            metrics = self._engine.evaluate_at_server(request, self._versions.open(version))
+            metrics = self._engine.evaluate_at_server(request)
         except RemoteError as error:
             return ServerEvaluated(version=version, metrics={}, error=error.message)
         return ServerEvaluated(version=version, metrics=metrics)
@@ -221,7 +221,7 @@ class SimulatedRun:
             return
         self._fetch(task)
         self.summary.site_is(task.site, "training")
-        self.clock.set(self._engine.work(task.site).num_steps * self._step_s[task.site], task)
+        self.clock.set(self._engine.num_steps(task.site) * self._step_s[task.site], task)
 
     def _fetch(self, task: Task) -> None:
         """A site fetches each version once."""
@@ -283,5 +283,8 @@ class SimulatedRun:
 
 def _judging(task: Task) -> Evaluate:
     return Evaluate(
-        key=f"{task.task}#{task.attempt}", round=task.round, base_version=task.base_version, base_path=""
+        key=f"{task.task}#{task.attempt}",
+        round=task.round,
+        base_version=task.base_version,
+        base_path=site_path(task.base_version),
     )

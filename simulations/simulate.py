@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from atoll.aggregation.download import Download
 from atoll.aggregation.strategy import resolve
 from atoll.client.first_version import app_entry
 from atoll.client.people import PersonSettings, default_home, load_settings
-from atoll.cluster.app import App, build_app
+from atoll.cluster.app import App, build_app, build_model
 from atoll.cluster.device import choose_device, set_up_torch
 from atoll.cluster.registry import AppEntry, hash_distribution, load_app
 from atoll.server.pipeline import Pipeline
@@ -33,10 +35,12 @@ from atoll.wire.errors import ConfigError
 from atoll.wire.job import Job, load_job, located, parse_job
 from atoll.wire.model_file import ModelFile
 from atoll.wire.runs_pb2 import RoundRecord, RunSnapshot
-from atoll.wire.tensors import write_state
+from atoll.wire.tensors import manifest_of, write_state
 
 DEFAULT_SITES = 10
 SITE = "{site}"
+MEMORY_FOLDER = Path("/dev/shm")  # Linux: files in it are memory, and syncing them costs nothing
+ROOM_FACTOR = 8  # models a site: two rounds of a few states each
 
 
 def simulate(
@@ -87,33 +91,46 @@ def simulate(
         kind, settings = _app(parsed, app, home)
         source = settings.source(parsed.data_name) if source is None else source
         resolve(parsed)
-        with _torch_set_up_for(parsed) as device, _scratch() as folder:
+        with _torch_set_up_for(parsed) as device:
             found = _sites(parsed, kind, sites, source, server_source, partition or Partition())
-            engine = SequentialEngine(parsed, found, device=device, folder=folder / "states", seed=rounding_seed)
-            world = _World(parsed, engine, folder)
-            return world.play(
-                began_s=began_s,
-                step_s=(speeds or Speeds()).step_seconds(found.names),
-                labels=labels or {},
-                out=None if out is None else Path(out),
-                on_round=on_round,
-                show=show,
-            )
+            own = found.app(found.names[0])
+            model = build_model(own, parsed.job.seed).to(device)
+            with _scratch(len(found.names) * manifest_of(model).num_bytes) as folder:
+                world = _World(parsed, found, own, model, folder, rounding_seed)
+                return world.play(
+                    began_s=began_s,
+                    step_s=(speeds or Speeds()).step_seconds(found.names),
+                    labels=labels or {},
+                    out=None if out is None else Path(out),
+                    on_round=on_round,
+                    show=show,
+                )
 
 
 class _World:
     """One simulated run, ready to begin."""
 
-    def __init__(self, job: Job, engine: SequentialEngine, folder: Path) -> None:
-        first = engine.first
-        self._job, self._engine, self._manifest = job, engine, first.manifest
-        self._versions = Versions(folder, "", first.manifest, first.download)
+    def __init__(self, job: Job, sites: Sites, app: App, model: nn.Module, folder: Path, seed: int) -> None:
+        strategy, self._manifest = resolve(job), manifest_of(model)
+        download = Download(self._manifest, strategy.download, job.job.seed) if strategy.download else None
+        self._job = job
+        self._versions = Versions(folder, "", self._manifest, download)
         with self._versions.create(0, {}) as data:
-            write_state(first.manifest, first.model, data)
-        self._pipeline = Pipeline(
-            run="", strategy=first.strategy, seed=job.job.seed, manifest=first.manifest, models=self._versions
+            write_state(self._manifest, model, data)
+        self._engine = SequentialEngine(
+            job,
+            sites,
+            app=app,
+            model=model,
+            manifest=self._manifest,
+            bases=self._versions.named,
+            folder=folder,
+            seed=seed,
         )
-        self._version_bytes = first.download.num_bytes if first.download else first.manifest.num_bytes
+        self._pipeline = Pipeline(
+            run="", strategy=strategy, seed=job.job.seed, manifest=self._manifest, models=self._versions
+        )
+        self._version_bytes = download.num_bytes if download else self._manifest.num_bytes
 
     def play(
         self,
@@ -153,6 +170,7 @@ class _World:
             try:
                 state = run.run()
             finally:  # also on Ctrl-C: what is committed stays
+                self._engine.close()
                 if out is not None and run.state.version > 0:
                     write_model(out / MODEL_FILE, self._manifest, self._newest(run.state).map)
         return Result(
@@ -260,8 +278,11 @@ def _torch_set_up_for(job: Job) -> Iterator[torch.device]:
 
 
 @contextmanager
-def _scratch() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="atoll-simulation-"))
+def _scratch(num_bytes: int) -> Iterator[Path]:
+    """A folder for what sites keep: in memory where what they may keep fits well, else where temporary files are."""
+    room = shutil.disk_usage(MEMORY_FOLDER).free if MEMORY_FOLDER.is_dir() else 0
+    where = MEMORY_FOLDER if room > ROOM_FACTOR * num_bytes else None
+    folder = Path(tempfile.mkdtemp(prefix="atoll-simulation-", dir=where))
     try:
         yield folder
     finally:

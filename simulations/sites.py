@@ -211,4 +211,6 @@ def _length(dataset: Dataset[Any]) -> int:
 
 
 def _bad(key: str, value: object, bound: str) -> ConfigError:
-    return ConfigError(f"partition.{key} = {value!r}: wanted {bound}", key=f"partition.{key}", value=str(value), bound=bound)
+    return ConfigError(
+        f"partition.{key} = {value!r}: wanted {bound}", key=f"partition.{key}", value=str(value), bound=bound
+    )

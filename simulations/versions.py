@@ -17,6 +17,16 @@ from atoll.wire.manifest import Manifest
 from atoll.wire.model_file import ModelFile
 
 
+def site_path(version: int) -> str:
+    """What stands for the path of a version as sites get it."""
+    return f"{version}.site"
+
+
+def server_path(version: int) -> str:
+    """The same of a version in full."""
+    return f"{version}.server"
+
+
 class Versions(RunModels):
     """What the pipeline takes for the versions on a server's disk.
 
@@ -34,7 +44,9 @@ class Versions(RunModels):
     def open(self, version: int) -> ModelFile:
         """The version in full. Raises Unknown where it was never committed, or pruned."""
         if version not in self._whole:
-            raise Unknown(f"model version {version} is not kept any more", run=self._run, field="version", value=version)
+            raise Unknown(
+                f"model version {version} is not kept any more", run=self._run, field="version", value=version
+            )
         return self._file(self._whole[version])
 
     @contextmanager
@@ -49,6 +61,11 @@ class Versions(RunModels):
         if version not in self._at_sites:
             self._at_sites[version] = self.open(version) if self._codec is None else self._decoded(self._codec, version)
         return self._at_sites[version]
+
+    def named(self, path: str) -> ModelFile:
+        """The version that `site_path` or `server_path` gave this path."""
+        version, _, form = path.partition(".")
+        return self.open(int(version)) if form == "server" else self.at_sites(int(version))
 
     def save_optimizer(self, version: int, state: OptimizerState) -> None:
         """The pipeline holds the newest state, and no run is taken up again."""

@@ -12,7 +12,9 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from atoll.cluster.tensor_batches import tensor_batches
 
 
-def loaded(dataset: TensorDataset, batch_size: int, shuffle: bool, generator: torch.Generator) -> DataLoader[list[Tensor]]:
+def loaded(
+    dataset: TensorDataset, batch_size: int, shuffle: bool, generator: torch.Generator
+) -> DataLoader[list[Tensor]]:
     order = RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
     batches = BatchSampler(order, batch_size, drop_last=False)
     return DataLoader(dataset, sampler=batches, batch_size=None, generator=generator)

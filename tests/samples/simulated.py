@@ -23,7 +23,9 @@ class Points(atoll.App):
         dropout: float = 0.2
 
     def model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(self.config.dropout), nn.Linear(8, NUM_CLASSES))
+        return nn.Sequential(
+            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(self.config.dropout), nn.Linear(8, NUM_CLASSES)
+        )
 
     def data(self, split: str) -> Dataset[Any] | None:
         number = self.source.get(f"num_{split}", 120 if split == "train" else 30)
