@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.client.people import SETTINGS_FILE, Person, PersonSettings
+from atoll.client.people import SETTINGS_FILE, Person, Place
 from atoll.cluster.registry import GROUP, AppEntry, failure_of, hash_distribution, load_app
 from atoll.wire.checksum import crc32_of
 from atoll.wire.errors import AtollError, ConfigError, LocalError
@@ -34,28 +34,28 @@ class FirstVersion:
     crc32: int
 
 
-def app_entry(known: PersonSettings, home: Path, name: str) -> AppEntry:
-    """The app `name`: as `user.toml` in `home` registers it, else the one installed distribution that offers it.
+def app_entry(person: Person | Place, name: str) -> AppEntry:
+    """The app `name`: as `user.toml` registers it, else the one installed distribution that offers it.
 
     Raises:
         ConfigError: neither; or several distributions offer it and `user.toml` does not choose.
     """
-    if table := known.apps.get(name):
+    if table := person.settings.apps.get(name):
         return AppEntry(name=name, distribution=table.distribution, entry_point=table.entry_point or name)
     found = metadata.entry_points(group=GROUP, name=name)
     owners = sorted({point.dist.name for point in found if point.dist is not None})
     if len(owners) == 1:
         return AppEntry(name=name, distribution=owners[0], entry_point=name)
-    settings = home / SETTINGS_FILE
+    settings = person.home / SETTINGS_FILE
     if owners:
         raise ConfigError(
             f"app {name!r} comes from several distributions ({', '.join(owners)}): choose one in [apps.{name}] of {settings}",
             key=f"apps.{name}",
         )
-    names = sorted({point.name for point in metadata.entry_points(group=GROUP)} | set(known.apps))
+    known = sorted({point.name for point in metadata.entry_points(group=GROUP)} | set(person.settings.apps))
     raise ConfigError(
         f"app {name!r} is not known on this machine: install its distribution, or name it in [apps.{name}] of {settings} "
-        f"(known here: {', '.join(names) or 'none'})",
+        f"(known here: {', '.join(known) or 'none'})",
         key="job.app",
         value=name,
     )
@@ -73,7 +73,7 @@ def build_first_version(person: Person, job: Job, folder: Path) -> FirstVersion:
     from atoll.wire.tensors import manifest_of
 
     resolve(job)  # the server and the sites do the same: a mistake is told here, before anything is sent
-    entry = app_entry(person.settings, person.home, job.job.app)
+    entry = app_entry(person, job.job.app)
     app_hash = hash_distribution(entry.distribution)
     module = _build_model(person, entry, app_hash, job)
     manifest = manifest_of(module)

@@ -17,10 +17,10 @@ from torch import nn
 from atoll.aggregation.download import Download
 from atoll.aggregation.strategy import resolve
 from atoll.client.first_version import app_entry
-from atoll.client.people import PersonSettings, default_home, load_settings
+from atoll.client.people import PersonSettings, Place, default_home, load_settings
 from atoll.cluster.app import App, build_app, build_model
 from atoll.cluster.device import choose_device, set_up_torch
-from atoll.cluster.registry import AppEntry, hash_distribution, load_app
+from atoll.cluster.registry import hash_distribution, load_app
 from atoll.server.pipeline import Pipeline
 from atoll.server.plan import plan_of
 from atoll.server.records import RunRow
@@ -192,11 +192,11 @@ class _World:
 
 def _app(job: Job, app: type[App] | None, home: Path | None) -> tuple[type[App], PersonSettings]:
     root = home or default_home()
-    settings = load_settings(root)
+    place = Place(home=root, settings=load_settings(root))
     if app is not None:
-        return app, settings
-    entry: AppEntry = app_entry(settings, root, job.job.app)
-    return load_app(entry, hash_distribution(entry.distribution)), settings
+        return app, place.settings
+    entry = app_entry(place, job.job.app)
+    return load_app(entry, hash_distribution(entry.distribution)), place.settings
 
 
 def _sites(

@@ -54,19 +54,19 @@ def test_an_option_that_the_app_does_not_know_is_refused(tmp_path: Path) -> None
 
 def test_the_settings_stand_before_what_is_installed(tmp_path: Path) -> None:
     person = _person(tmp_path, digits=AppTable(distribution="no-such-distribution"))
-    assert app_entry(person.settings, person.home, "digits").distribution == "no-such-distribution"
+    assert app_entry(person, "digits").distribution == "no-such-distribution"
     with pytest.raises(Unknown, match="no-such-distribution"):
         build_first_version(person, _job(), tmp_path)
 
 
 def test_an_app_may_have_another_name_here(tmp_path: Path) -> None:
     person = _person(tmp_path, mine=AppTable(distribution="atoll-examples", entry_point="digits"))
-    assert app_entry(person.settings, person.home, "mine").entry_point == "digits"
+    assert app_entry(person, "mine").entry_point == "digits"
 
 
 def test_an_app_that_nobody_brings_is_told_with_those_that_are_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"app 'digit' is not known .*user.toml.*digits"):
-        app_entry(_person(tmp_path).settings, tmp_path, "digit")
+        app_entry(_person(tmp_path), "digit")
 
 
 def test_an_app_that_builds_no_model_says_what_to_correct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
