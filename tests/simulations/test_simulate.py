@@ -69,10 +69,10 @@ def test_every_part_of_the_catalogue_runs_and_repeats(kind: Kind) -> None:
 
 
 def test_it_learns() -> None:
-    result = run(points_job(rounds=10), partition=Partition(kind="shards"))
+    result = run(points_job(rounds=10))
     accuracy = result.metrics("accuracy")
     assert list(accuracy) == list(range(1, 11))
-    assert accuracy[10] > 0.8 > 1.5 / 3
+    assert accuracy[10] > 0.6  # guessing gives a third
 
 
 def test_another_seed_of_rounding_changes_what_is_rounded_at_random_and_nothing_else() -> None:
