@@ -85,7 +85,7 @@ class SequentialEngine:
         """
         self._job, self._sites, self._seed, self._folder = job, sites, seed, folder
         self._app, self._model, self._bases = app, model, bases
-        self._places = {name: tensor for name, (tensor, _) in state_of(model).items()}
+        self._places = {name: tensor for name, (tensor, _) in state_of(model).items() if name in manifest}
         self._recent: dict[str, Any] = {}
         self._manifest_path, self._out_path = folder / "manifest", folder / "update"
         self._manifest_path.write_bytes(manifest.encode())

@@ -57,7 +57,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory, data: dict[str, Path]) 
         federation.start_server()
         federation.enrol_researcher()
         for site, path in data.items():
-            tables = f'[apps.digits]\ndistribution = "atoll-examples"\n[data.digits]\npath = "{path}"\n'
+            tables = f'[apps.digits]\ndistribution = "atoll-examples"\nentry_point = "digits"\n[data.digits]\npath = "{path}"\n'
             policy = (
                 'allowed_apps = [{ name = "digits", hash = "any-installed" }]\nresearchers = ["*"]\nmin_cohort = 1\n'
                 "max_rounds = 100\n"
