@@ -24,6 +24,7 @@ def tensor_batches(
             yield [tensor[start : start + batch_size].clone() for tensor in dataset.tensors]
         return
     order = torch.randperm(num_examples, generator=generator)
-    for picked in order.split(batch_size):
+    for start in range(0, num_examples, batch_size):
+        picked = order[start : start + batch_size]
         yield [tensor[picked] for tensor in dataset.tensors]
     torch.randperm(num_examples, generator=generator)  # the sampler's, at its end

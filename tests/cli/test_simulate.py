@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from atoll.cli.app import app
-from atoll.simulations import simulate as module
+from atoll.simulations.run import SimulatedRun
 
 JOB = """
 [job]
@@ -72,7 +72,7 @@ def test_ctrl_c_says_what_is_left(folder: Path, monkeypatch: pytest.MonkeyPatch)
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module.SimulatedRun, "run", interrupted)
+    monkeypatch.setattr(SimulatedRun, "run", interrupted)
     done = CliRunner().invoke(
         app,
         ["simulate", str(folder / "job.toml"), "--sites", "2", "--out", str(folder / "out"), "--data", f"path={folder}/central.npz"],

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
 from atoll.cluster.tensor_batches import tensor_batches
 
 
-def loaded(
-    dataset: TensorDataset, batch_size: int, shuffle: bool, generator: torch.Generator
-) -> DataLoader[list[Tensor]]:
+def loaded(dataset: TensorDataset, batch_size: int, shuffle: bool, generator: torch.Generator) -> DataLoader[Any]:
     order = RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
     batches = BatchSampler(order, batch_size, drop_last=False)
     return DataLoader(dataset, sampler=batches, batch_size=None, generator=generator)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from integration.federation import REPRODUCIBLE, Federation
+from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
 import atoll
@@ -43,7 +45,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     x, y = np.asarray(pixels / 16, dtype=np.float32), np.asarray(labels, dtype=np.int64)
     folder, cuts = tmp_path_factory.mktemp("digits"), {"site-1": (0, 200), "site-2": (200, 330), "site-3": (330, 601)}
     for site, (start, stop) in cuts.items():
-        arrays = {"x_train": x[start:stop], "y_train": y[start:stop], "x_test": x[1500:1600], "y_test": y[1500:1600]}
+        arrays: dict[str, NDArray[Any]] = {
+            "x_train": x[start:stop],
+            "y_train": y[start:stop],
+            "x_test": x[1500:1600],
+            "y_test": y[1500:1600],
+        }
         np.savez(folder / f"{site}.npz", allow_pickle=False, **arrays)
     return {site: folder / f"{site}.npz" for site in cuts}
 

@@ -51,11 +51,15 @@ def job_of(kind: Kind) -> dict[str, Any]:
     if kind.part == "strategy":
         asynchronous = kind.kind in ("fedbuff", "fedasync")
         schedule = {"kind": "buffered", "k": 1 if kind.kind == "fedasync" else 2, "min": SITES}
-        return points_job(kind=kind.kind, **({"schedule": schedule} if asynchronous else {}))
-    part = part_of(kind)
+        replaced: dict[str, Any] = {"schedule": schedule} if asynchronous else {}
+        return points_job(kind=kind.kind, **replaced)
+    part: Any = part_of(kind)
     if "min" in {option.name for option in kind.options}:
         part["min"] = SITES
-    return points_job(**{kind.part: part})
+    # A kind of two parts, one at the sites and one at the server, is used as a whole.
+    halves = [other for other in BUILT_IN if other.kind == kind.kind and other.part in ("rule", "optimizer")]
+    changed: dict[str, Any] = {kind.part: part, **{other.part: part_of(other) for other in halves}}
+    return points_job(**changed)
 
 
 @pytest.mark.parametrize("kind", BUILT_IN, ids=lambda kind: f"{kind.part}-{kind.kind}")
