@@ -4,7 +4,7 @@
 
 Real server, agent and worker processes on loopback, mutual TLS, scikit-learn's digits spread at random. The app of this
 file sleeps at each step, so that a site has the speed that its settings say whatever else the machine does. Time is
-counted from the first dispatch to the commit of the first version of at least the target's accuracy at the sites.
+counted from the first dispatch to the commit of the first version of at least the target's accuracy, judged at the server.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from torch.utils.data import TensorDataset
 import atoll
 
 SLOW = "site-1"
-JUDGED_BY = 100  # examples, at least, for a version's accuracy to count; the sites have 360
 JOB = """
 [job]
 name = "{strategy}"
@@ -40,6 +39,9 @@ rounds = {rounds}
 kind = "{strategy}"
 schedule = {schedule}
 work = {{ steps = {steps}, batch_size = 16 }}
+[evaluation]
+sites = false
+server = true
 [training]
 threads = 1
 device = "cpu"
@@ -159,10 +161,10 @@ async def _follow(home: Path, run: str, target: float) -> tuple[float, int] | No
                 began_s = began_s or now_s
             for record in snapshot.rounds:
                 committed_s.setdefault(record.round, now_s)
-                if "accuracy" not in record.evaluate_metrics:
+                if "accuracy" not in record.server_metrics:
                     continue
-                metric = record.evaluate_metrics["accuracy"]
-                if metric.count >= JUDGED_BY and metric.sum / metric.count >= target:
+                metric = record.server_metrics["accuracy"]
+                if metric.sum / metric.count >= target:
                     return committed_s[record.round] - began_s, record.round
     return None
 
@@ -176,10 +178,13 @@ def _start(root: Path, crew: Any, options: argparse.Namespace) -> None:
     enrol = ("--enrolment-address", enrolment, "--enrolment-listen", enrolment)
     name = ("--name", "bench", "--key-folder", root / "key")
     crew.ask("init", atoll_command("server", "init", root / "server", *name, *places, *enrol))
+    homes = _write_data(root, options.sites)
+    with (root / "server" / "server.toml").open("a") as settings:
+        settings.write(SITE.format(path=root / "server.npz", step_s=0.0))
     crew.start("server", "server", "run", root / "server")
     for port in ports:
         crew.await_port("server", port)
-    operator, homes = root / "server" / "operator", _write_data(root, options.sites)
+    operator = root / "server" / "operator"
     for site, path in homes.items():
         home = root / site
         add = atoll_command("site", "add", site, "--organisation", "bench", "--home", operator)
@@ -196,7 +201,7 @@ def _start(root: Path, crew: Any, options: argparse.Namespace) -> None:
 
 
 def _write_data(root: Path, num_sites: int) -> dict[str, Path]:
-    """Digits, spread at random: each site's file."""
+    """Digits, spread at random: each site's file; and test data for the server."""
     from sklearn.datasets import load_digits
 
     from atoll.simulations.partition import iid
@@ -206,10 +211,9 @@ def _write_data(root: Path, num_sites: int) -> dict[str, Path]:
     order = np.random.default_rng(0).permutation(len(y))
     test, train = order[:360], order[360:]
     homes = {f"site-{number}": root / f"site-{number}.npz" for number in range(1, num_sites + 1)}
-    parts = zip(homes.values(), iid(y[train], num_sites), iid(y[test], num_sites), strict=True)
-    for path, mine, judged in parts:
-        mine, judged = train[mine], test[judged]
-        np.savez(path, allow_pickle=False, x_train=x[mine], y_train=y[mine], x_test=x[judged], y_test=y[judged])
+    for path, mine in zip(homes.values(), iid(y[train], num_sites), strict=True):
+        np.savez(path, allow_pickle=False, x_train=x[train[mine]], y_train=y[train[mine]])
+    np.savez(root / "server.npz", allow_pickle=False, x_test=x[test], y_test=y[test])
     return homes
 
 
