@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import demo, doctor, federation, models, options, runs, server, site, strategies, user
+from atoll.cli import demo, doctor, federation, models, options, runs, server, simulate, site, strategies, user
 from atoll.cli.exit_codes import table
 from atoll.cli.failures import TRACEBACK_VARIABLE, report
 
@@ -37,6 +37,7 @@ app.command(name="runs")(runs.list_runs)
 app.command()(runs.status)
 app.command()(runs.stop)
 app.command()(models.model)
+app.command()(simulate.simulate)
 app.command(name="strategies")(strategies.strategies)
 app.command(name="doctor")(doctor.doctor)
 app.command(name="demo")(demo.demo)
