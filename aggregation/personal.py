@@ -99,15 +99,11 @@ class Ditto:
 class FineTune:
     """Each version, trained a little at the site before it is judged there; nothing of that is sent or kept.
 
-    (Wang et al. 2019, arXiv:1910.10252, section 3). Time: every evaluation trains first.
+    As much as a round's work unless told (Wang et al. 2019, arXiv:1910.10252, section 3). Time: every evaluation trains first.
     """
 
     class Options(_Work):
-        @model_validator(mode="after")
-        def _has_work(self) -> FineTune.Options:
-            if self.epochs is None and self.steps is None:
-                raise ValueError("give epochs or steps, such as epochs = 1")
-            return self
+        pass
 
     def __init__(self, options: Options) -> None:
         self.name: str = "fine_tune"

@@ -31,8 +31,9 @@ from atoll.cluster.messages import (
     decode,
     encode,
 )
+from atoll.cluster.open_session import open_session
 from atoll.cluster.registry import MEND_APP, failure_of
-from atoll.cluster.run_session import OnStep, RunSession, open_session
+from atoll.cluster.run_session import OnStep, RunSession
 from atoll.wire.errors import AtollError, Malformed, RemoteError, Stale
 
 PROGRESS_EVERY_S = 0.2

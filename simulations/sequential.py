@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from atoll.cluster.app import App
 from atoll.cluster.messages import Evaluate, Prepare, Train, Trained
+from atoll.cluster.open_session import Loaded, open_session
 from atoll.cluster.registry import MEND_APP, failure_of
 from atoll.cluster.rounding_secret import reproducible_secret
-from atoll.cluster.run_session import Loaded, RunSession, open_session
+from atoll.cluster.run_session import RunSession
 from atoll.cluster.site_state import Kept
 from atoll.cluster.update_file import create_update
 from atoll.simulations.sites import Sites

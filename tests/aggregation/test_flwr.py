@@ -67,6 +67,7 @@ ABSENT = {  # kinds that flwr 1.42 has not, and where their formula is tested
     "bucketing": "test_formulas.py",
     "fltrust": "test_formulas.py",
     "adamw": "test_next_model.py",
+    "feddyn": "test_feddyn.py",
 }
 
 

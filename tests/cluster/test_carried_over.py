@@ -12,7 +12,8 @@ from contracts.updates import decoded
 from samples.bench import Bench, MakeBench
 from torch import Tensor
 
-from atoll.cluster.run_session import RunSession, open_session
+from atoll.cluster.open_session import open_session
+from atoll.cluster.run_session import RunSession
 from atoll.wire.errors import BadUpdate, LocalError
 
 CODECS = [

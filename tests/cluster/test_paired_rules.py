@@ -15,7 +15,8 @@ from atoll.aggregation.next_model import next_model
 from atoll.aggregation.reducers.reduction import RoundTerms
 from atoll.aggregation.sent import Sent
 from atoll.cluster.messages import Train
-from atoll.cluster.run_session import RunSession, open_session
+from atoll.cluster.open_session import open_session
+from atoll.cluster.run_session import RunSession
 from atoll.wire.errors import AppFailed, BadManifest, LocalError
 from atoll.wire.model_file import create, open_model
 from atoll.wire.tensors import manifest_of, views

@@ -14,7 +14,8 @@ from samples.bench import Bench, MakeBench
 from atoll.aggregation.next_model import next_model
 from atoll.aggregation.round_sum import RoundSum
 from atoll.cluster.messages import Trained
-from atoll.cluster.run_session import RunSession, open_session
+from atoll.cluster.open_session import open_session
+from atoll.cluster.run_session import RunSession
 from atoll.wire.errors import AppFailed, BadManifest, BadUpdate, ConfigError, LocalError, Malformed, NotAllowed
 from atoll.wire.job import parse_job
 from atoll.wire.model_file import create, open_model

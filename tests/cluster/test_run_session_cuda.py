@@ -6,7 +6,7 @@ import pytest
 import torch
 from samples.bench import MakeBench
 
-from atoll.cluster.run_session import open_session
+from atoll.cluster.open_session import open_session
 
 pytestmark = pytest.mark.gpu
 

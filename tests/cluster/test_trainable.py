@@ -11,7 +11,7 @@ from contracts.updates import decoded
 from samples.bench import Bench, MakeBench
 from torch import nn
 
-from atoll.cluster.run_session import open_session
+from atoll.cluster.open_session import open_session
 from atoll.wire.errors import BadManifest
 from atoll.wire.job import Job
 from atoll.wire.manifest import Manifest

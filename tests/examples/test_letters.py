@@ -19,8 +19,9 @@ from atoll.aggregation.reducers.reduction import RoundTerms
 from atoll.aggregation.strategy import resolve
 from atoll.cluster.app import App, build_app, build_model
 from atoll.cluster.messages import Evaluate, Prepare, Train
+from atoll.cluster.open_session import open_session
 from atoll.cluster.registry import AppEntry, hash_distribution, load_app
-from atoll.cluster.run_session import RunSession, open_session
+from atoll.cluster.run_session import RunSession
 from atoll.wire.job import Job, load_job
 from atoll.wire.manifest import Manifest
 from atoll.wire.model_file import create, open_model

@@ -52,7 +52,10 @@ def job_of(kind: Kind) -> dict[str, Any]:
         asynchronous = kind.kind in ("fedbuff", "fedasync")
         schedule = {"kind": "buffered", "k": 1 if kind.kind == "fedasync" else 2, "min": SITES}
         replaced: dict[str, Any] = {"schedule": schedule} if asynchronous else {}
-        return points_job(kind=kind.kind, **replaced)
+        job = points_job(kind=kind.kind, **replaced)
+        if kind.kind == "ef21":  # for named sites that all take part
+            job["job"]["sites"] = [f"site-{number}" for number in range(1, SITES + 1)]
+        return job
     part: Any = part_of(kind)
     if "min" in {option.name for option in kind.options}:
         part["min"] = SITES
