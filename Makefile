@@ -18,7 +18,7 @@ install: $(installed)
 $(installed): pyproject.toml constraints.txt examples/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Atoll needs Python 3.11 or later; set PYTHON=")'
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable ./examples
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable './examples[trees]'
 	@touch $@
 
 demo: install

@@ -68,4 +68,9 @@ BUILT_IN: Final[Mapping[str, Composition]] = {
         summary="FedAvg with Yogi on the server (Reddi et al. 2020, arXiv:2003.00295, algorithm 2).",
         parts={"optimizer": {"kind": "yogi", "lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-3}},
     ),
+    "bagging": Composition(
+        summary="Payloads of an opaque app, such as trees, appended round by round (Breiman 1996, Machine Learning 24; "
+        "Chen, Guestrin 2016, arXiv:1603.02754, for the trees of the example).",
+        parts={"reducer": {"kind": "append"}},
+    ),
 }

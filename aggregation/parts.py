@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from atoll.aggregation import plugins
 from atoll.aggregation.codecs.casts import BFloat16, Float32, Native
 from atoll.aggregation.codecs.scaled import Int4, Int8
+from atoll.aggregation.reducers.append import Append
 from atoll.aggregation.reducers.bucketing import Bucketing
 from atoll.aggregation.reducers.central import CenteredClipping, FLTrust, GeometricMedian, QFedAvg
 from atoll.aggregation.reducers.coordinates import Median, TrimmedMean
@@ -44,6 +45,7 @@ BUILT_IN: Final[Mapping[str, Mapping[str, type]]] = {
         "bucketing": Bucketing,
         "fltrust": FLTrust,
         "qfedavg": QFedAvg,
+        "append": Append,
     },
     "optimizer": {"sgd": Sgd, "adam": Adam, "adamw": AdamW, "adagrad": Adagrad, "yogi": Yogi},
 }

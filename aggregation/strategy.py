@@ -15,6 +15,7 @@ from atoll.aggregation.codecs.encoding import Codec
 from atoll.aggregation.compositions import Composition
 from atoll.aggregation.layout import Buffers
 from atoll.aggregation.lr_schedules import LearningRate
+from atoll.aggregation.reducers.append import Append, require_alone
 from atoll.aggregation.reducers.central import FLTrust
 from atoll.aggregation.reducers.reduction import Reducer
 from atoll.aggregation.round_sum import LARGEST_BOUND, SMALLEST_BOUND
@@ -37,6 +38,7 @@ from atoll.aggregation.schedule import (
     Stop,
     TimerFired,
 )
+from atoll.aggregation.schedules.rounds import Rounds
 from atoll.aggregation.server_optimizers import ServerOptimizer
 from atoll.wire.errors import ConfigError
 from atoll.wire.job import Job, Part, StrategySection, WorkSection
@@ -99,8 +101,14 @@ def resolve(job: Job) -> Strategy:
             value=str(section.sum.bound),
             bound=limits,
         )
+    if job.asks != "train" and not isinstance(made["schedule"], Rounds):
+        key = "strategy.schedule.kind"
+        text = f"{key} = {wanted['schedule']['kind']!r}: a job that trains nothing asks in one round; take rounds"
+        raise ConfigError(text, key=key, value=wanted["schedule"]["kind"], bound="rounds")
     _require_rates(made["optimizer"], job.job.rounds)
     _require_trusted(made["reducer"], job)
+    if isinstance(made["reducer"], Append):
+        require_alone(section, wanted)
     download = _download(section)
     combinations.require_allowed(
         combinations.Combined(
@@ -160,6 +168,12 @@ def require_regions_allowed(job: Job, regions: Sequence[str]) -> None:
     """
     if not regions:
         return
+    if job.asks != "train":
+        raise ConfigError(
+            f"regions = {', '.join(regions)!r}: a region has no data of its own and hands on updates alone, not "
+            f"{job.asks}; name sites of this federation alone in job.sites",
+            key="job.sites",
+        )
     strategy = resolve(job)
     combined = combinations.Combined(
         schedule=strategy.schedule,

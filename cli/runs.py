@@ -34,19 +34,26 @@ def run(
     """
     import asyncio
 
-    from atoll.cli.following import follow
-    from atoll.cli.output import note, print_json
+    from atoll.cli.output import note
     from atoll.client.people import load_person
     from atoll.client.researcher import submit
     from atoll.wire.job import load_job, located
 
     person = load_person(home)
     with located(job):
-        submitted = asyncio.run(submit(person, load_job(job), notice=note))
+        started = asyncio.run(submit(person, load_job(job), notice=note))
+    submitted(person, started, watch=watch, as_json=as_json)
+
+
+def submitted(person: Person, run: str, *, watch: bool, as_json: bool) -> None:
+    """Follows a run that was just submitted, or prints its id."""
+    from atoll.cli.following import follow
+    from atoll.cli.output import print_json
+
     if not watch:
-        print_json({"run": submitted}) if as_json else print(submitted)
+        print_json({"run": run}) if as_json else print(run)
         return
-    _end(follow(person, submitted), as_json)
+    _end(follow(person, run), as_json)
 
 
 def list_runs(home: options.PersonHome = None, as_json: options.AsJson = False) -> None:

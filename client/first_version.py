@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING
 from atoll.client.people import SETTINGS_FILE, Person
 from atoll.cluster.registry import GROUP, AppEntry, failure_of, hash_distribution, load_app
 from atoll.wire.checksum import crc32_of
-from atoll.wire.errors import AtollError, ConfigError, LocalError
+from atoll.wire.errors import AtollError, BadManifest, ConfigError, LocalError
 from atoll.wire.job import Job
 from atoll.wire.manifest import Manifest
+from atoll.wire.model_file import open_model
+from atoll.wire.payload_list import MAGIC, TENSOR, is_list
+from atoll.wire.payload_list import manifest_of as manifest_of_payloads
 from atoll.wire.room import reserve
 
 if TYPE_CHECKING:
@@ -61,28 +64,45 @@ def app_entry(person: Person, name: str) -> AppEntry:
     )
 
 
-def build_first_version(person: Person, job: Job, folder: Path) -> FirstVersion:
-    """Builds the job's model from its seed and writes its bytes into `folder`.
+def build_first_version(person: Person, job: Job, folder: Path, start: Path | None = None) -> FirstVersion:
+    """Builds the job's model and writes its bytes into `folder`: values from its seed, or from the model file `start`.
 
     Raises:
         ConfigError: the strategy does not resolve, the app is not known here, or the [app] table does not fit it.
         AppFailed: the app does not import or raises.
-        BadManifest: the model has a tensor that cannot travel.
+        BadManifest: the model has a tensor that cannot travel, or the file other tensors than the model.
+        LocalError: a file cannot be read or written.
     """
+    from atoll.aggregation.reducers.append import Append
     from atoll.aggregation.strategy import resolve
     from atoll.wire.tensors import manifest_of
 
-    resolve(job)  # the server and the sites do the same: a mistake is told here, before anything is sent
+    reducer = resolve(job).reducer  # server and sites do the same: a mistake is told here, before anything is sent
     entry = app_entry(person, job.job.app)
     app_hash = hash_distribution(entry.distribution)
-    module = _build_model(person, entry, app_hash, job)
-    manifest = manifest_of(module)
     path = folder / "version-0.bin"
     try:
-        crc32 = _write(path, manifest, module)
+        if isinstance(reducer, Append) or job.statistics is not None:
+            manifest, crc32 = _write_payloads(path, start)
+        else:
+            module = _build_model(person, entry, app_hash, job)
+            manifest = manifest_of(module)
+            crc32 = _write(path, manifest, module) if start is None else _copy(path, manifest, start)
     except OSError as error:
         raise LocalError(f"{path} cannot be written: {error.strerror}") from None
     return FirstVersion(manifest=manifest.encode(), app_hash=app_hash, path=path, crc32=crc32)
+
+
+def _write_payloads(path: Path, start: Path | None) -> tuple[Manifest, int]:
+    """Writes a list of payloads, empty or that of a model file; its manifest and crc32."""
+    data = MAGIC
+    if start is not None:
+        with open_model(start) as model:
+            if not is_list(model.manifest):
+                raise BadManifest(f"{start} holds tensors, the job wants a list of payloads", field=TENSOR)
+            data = bytes(model.map)
+    path.write_bytes(data)
+    return manifest_of_payloads(len(data)), crc32_of(data)
 
 
 def _write(path: Path, manifest: Manifest, module: nn.Module) -> int:
@@ -97,6 +117,39 @@ def _write(path: Path, manifest: Manifest, module: nn.Module) -> int:
             write_state(manifest, module, mapped)
             with memoryview(mapped) as data:
                 return crc32_of(data)
+
+
+def _copy(path: Path, manifest: Manifest, start: Path) -> int:
+    """Writes a model file's values as the manifest's bytes, tensor by tensor; returns their crc32."""
+    with open_model(start) as model:
+        _require_tensors(manifest, model.manifest, start)
+        with path.open("wb+") as file:
+            if manifest.num_bytes == 0:
+                return 0
+            reserve(file.fileno(), manifest.num_bytes)
+            with mmap.mmap(file.fileno(), manifest.num_bytes) as mapped, memoryview(mapped) as data:
+                for spec in manifest:
+                    begin = model.manifest[spec.name].offset
+                    data[spec.offset : spec.offset + spec.num_bytes] = model.map[begin : begin + spec.num_bytes]
+                return crc32_of(data)
+
+
+def _require_tensors(wanted: Manifest, found: Manifest, start: Path) -> None:
+    """Whether a file has the model's tensors; in which order, and what it calls a buffer, does not matter."""
+    for name in sorted({spec.name for spec in (*wanted, *found)}):
+        texts = [_text(manifest, name) for manifest in (found, wanted)]
+        if texts[0] != texts[1]:
+            raise BadManifest(
+                f'{start}: tensor "{name}" is {texts[0]} in the file, and {texts[1]} in the app\'s model; use a file of '
+                "the same app and [app] values",
+                field=name,
+                value=texts[0],
+                bound=texts[1],
+            )
+
+
+def _text(manifest: Manifest, name: str) -> str:
+    return f"{manifest[name].dtype} {list(manifest[name].shape)}" if name in manifest else "absent"
 
 
 def _build_model(person: Person, entry: AppEntry, app_hash: str, job: Job) -> nn.Module:

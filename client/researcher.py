@@ -49,10 +49,13 @@ class FetchedModel:
     num_bytes: int  # of the tensors
 
 
-async def submit(person: Person, job: Job, *, notice: Notice = _silent, patience_s: float = PATIENCE_S) -> str:
+async def submit(
+    person: Person, job: Job, *, start: Path | None = None, notice: Notice = _silent, patience_s: float = PATIENCE_S
+) -> str:
     """Builds version 0 on this machine, hands job and model to the server, and returns the run's id.
 
     Args:
+        start: model file that version 0 is read from.
         notice: hears what is done, one short text a step.
         patience_s: how long a server that goes away in the middle is waited for; one that never answers is not.
 
@@ -62,7 +65,7 @@ async def submit(person: Person, job: Job, *, notice: Notice = _silent, patience
     """
     with tempfile.TemporaryDirectory(prefix="atoll-submit-") as folder:
         notice("building the first model")
-        first = await asyncio.to_thread(build_first_version, person, job, Path(folder))
+        first = await asyncio.to_thread(build_first_version, person, job, Path(folder), start)
         request = runs_pb2.SubmitRequest(
             job=job.canonical(),
             manifest=first.manifest,

@@ -243,7 +243,7 @@ def open_session(request: Prepare) -> RunSession:
         download=Download(manifest, strategy.download, job.job.seed) if strategy.download and request.encoded else None,
         transient={name: buffer.clone() for name, buffer in model.named_buffers() if name not in model.state_dict()},
         state=SiteState(Path(request.state_folder)),
-        training=_open_training(request, job, app, model) if request.training else None,
+        training=_open_training(request, job, app, model) if request.training and job.asks == "train" else None,
         test_data=app.data("test") if job.evaluation.sites or not request.training else None,
     )
 

@@ -26,9 +26,9 @@ from atoll.server.events import (
 )
 from atoll.server.messages import cancel_message, committed_message, offer_message, task_message
 from atoll.server.models import RunModels
-from atoll.server.pipeline import Pipeline
 from atoll.server.records import RoundRow, RunRow
 from atoll.server.round import Round
+from atoll.server.round_work import RoundWork
 from atoll.server.run import advance, begin, end_of, outstanding, replay
 from atoll.server.run_state import (
     AnnounceCommit,
@@ -77,7 +77,7 @@ class RunDriver:
         row: RunRow,
         job: Job,
         plan: Plan,
-        pipeline: Pipeline,
+        pipeline: RoundWork,
         models: RunModels,
         manifest: Manifest,
         store: Store,
@@ -92,7 +92,7 @@ class RunDriver:
         self.models = models
         self.manifest = manifest
         self.state: RunState = begin(plan)
-        self.summary = RunSummary(row, plan.num_rounds)
+        self.summary = RunSummary(row, plan.num_rounds, pipeline.complete)
         self._row = row
         self._keep_versions = keep_versions
         self._on_step = on_step
@@ -295,7 +295,7 @@ class RunDriver:
     # --- tasks and timers -------------------------------------------------------------------------------------------
 
     def _send_task(self, task: Task) -> None:
-        message = task_message(self.run, task, self.state.rounds.get(task.round))
+        message = task_message(self.run, task, self.state.rounds.get(task.round), self.plan.asks)
         self._around.send(task.site, task=message)
         self._on_step(Step.DISPATCHED, self.run)
 

@@ -107,14 +107,21 @@ class RunModels:
                     draft.replace(path)  # not synced: it can be made again
             return Outgoing(path=path, data_offset=0, num_bytes=self._download.num_bytes)
 
-    def create(self, version: int, metadata: dict[str, str]) -> AbstractContextManager[memoryview]:
+    def create(
+        self, version: int, metadata: dict[str, str], manifest: Manifest | None = None
+    ) -> AbstractContextManager[memoryview]:
         """Bytes of a new version to be filled; under its name and durable when the block ends without an error.
+
+        Args:
+            manifest: of this version, where it is not the run's: lists of payloads grow.
 
         Raises:
             DiskFull: no room; nothing is left behind.
         """
         return create(
-            self.path(version), self._manifest, {"atoll.run": self._run, "atoll.version": str(version)} | metadata
+            self.path(version),
+            manifest or self._manifest,
+            {"atoll.run": self._run, "atoll.version": str(version)} | metadata,
         )
 
     def prune(self, keep: Collection[int]) -> None:

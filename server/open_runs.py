@@ -7,13 +7,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 
 from atoll.aggregation.download import Download
+from atoll.aggregation.reducers.append import Append
 from atoll.aggregation.schedules.relayed import Relayed
-from atoll.aggregation.strategy import require_regions_allowed, resolve
+from atoll.aggregation.strategy import Strategy, require_regions_allowed, resolve
 from atoll.server.driver import RunDriver
 from atoll.server.events import Delegated, StopAsked, decode_event, encode_event
 from atoll.server.models import RunModels
+from atoll.server.payload_rounds import PayloadRounds
 from atoll.server.pipeline import Pipeline
 from atoll.server.records import OPEN_STATUSES, RunRow
+from atoll.server.round_work import RoundWork
 from atoll.server.run_state import Plan
 from atoll.server.security import Caller
 from atoll.server.settings import ServerFolder, ServerSettings
@@ -22,6 +25,7 @@ from atoll.server.store import Store
 from atoll.server.submission import Submission, read_submission
 from atoll.server.summary import RunSummary
 from atoll.server.surroundings import Surroundings
+from atoll.server.surveys import Survey
 from atoll.server.transfers import Sink, Transfers
 from atoll.wire import runs_pb2
 from atoll.wire.errors import Malformed, NotAllowed, Stale, TooLarge, Unavailable, Unknown
@@ -218,7 +222,7 @@ class OpenRuns:
             row=row,
             job=job,
             plan=plan_of(job) if delegated is None else delegated_plan(job, delegated),
-            pipeline=Pipeline(run=row.run, strategy=strategy, seed=job.job.seed, manifest=manifest, models=models),
+            pipeline=work_of(row, job, strategy, manifest, models),
             models=models,
             manifest=manifest,
             store=self._store,
@@ -290,6 +294,8 @@ class OpenRuns:
             version = max((row.version for row in await asyncio.to_thread(self._store.rounds, run)), default=0)
         models = RunModels(self._folder.models, run, Manifest.decode(manifest))
         grant = await self._transfers.grant_download(caller.name, run, models, version)
+        with models.open(version) as model:  # a list of payloads has grown
+            manifest = model.manifest.encode()
         return runs_pb2.ModelReply(download=grant, manifest=manifest, version=version)
 
 
@@ -298,6 +304,17 @@ def _setting(event: asyncio.Event) -> Callable[[], Awaitable[None]]:
         event.set()
 
     return set_it
+
+
+def work_of(row: RunRow, job: Job, strategy: Strategy, manifest: Manifest, models: RunModels) -> RoundWork:
+    """What the rounds of a run make of updates, by what its job asks."""
+    if job.asks != "train":
+        fewest = strategy.schedule.fewest_updates
+        return Survey(job=job, fewest=fewest, crc32=row.crc32, num_bytes=manifest.num_bytes)
+    reducer = strategy.reducer
+    if isinstance(reducer, Append):
+        return PayloadRounds(run=row.run, strategy=strategy, reducer=reducer, manifest=manifest, models=models)
+    return Pipeline(run=row.run, strategy=strategy, seed=job.job.seed, manifest=manifest, models=models)
 
 
 def plan_of(job: Job) -> Plan:
@@ -311,8 +328,9 @@ def plan_of(job: Job) -> Plan:
         num_rounds=job.job.rounds,
         seed=job.job.seed,
         evaluate_every=job.evaluation.every,
-        evaluate_at_sites=job.evaluation.sites,
-        evaluate_at_server=job.evaluation.server,
+        evaluate_at_sites=job.evaluation.sites and job.asks == "train",
+        evaluate_at_server=job.evaluation.server and job.asks != "statistics",
+        asks=job.asks,
     )
 
 

@@ -27,18 +27,11 @@ from atoll.aggregation.strategy import Strategy
 from atoll.cluster.update_file import create_update
 from atoll.server.models import RunModels
 from atoll.server.round import Round
+from atoll.server.round_work import NewVersion
+from atoll.wire import runs_pb2
 from atoll.wire.checksum import crc32_of
 from atoll.wire.errors import BadUpdate
 from atoll.wire.manifest import Manifest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewVersion:
-    """A model version whose files are durable, not yet committed."""
-
-    version: int
-    crc32: int  # of the model's data
-    num_bytes: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,6 +53,8 @@ class _Open:
 
 class Pipeline:
     """Folds the updates of one run's open rounds and makes its model versions."""
+
+    grows = False  # the layout says how long an update is
 
     def __init__(self, *, run: str, strategy: Strategy, seed: int, manifest: Manifest, models: RunModels) -> None:
         self._run = run
@@ -181,6 +176,9 @@ class Pipeline:
         with create_update(path, total.partial_bytes) as out:
             total.write_partial(out)
             return total.partial_bytes, crc32_of(out)
+
+    def complete(self, record: runs_pb2.RoundRecord, round_: Round) -> None:
+        """Nothing more is known of a round of training."""
 
     def drop(self, number: int) -> None:
         """Forget the sum of a round that is committed or given up."""

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from atoll.aggregation.schedule import Joined, Schedule
 from atoll.server.round import Metrics, Round
 from atoll.wire.errors import BadUpdate, RemoteError, Stale, TooFewSites, Unavailable
+from atoll.wire.job import Asks
 
 
 class Phase(StrEnum):
@@ -38,6 +39,7 @@ class Plan:
     evaluate_at_server: bool
     wait_share: float = 1.0  # of the job's wait for sites; less in a region, for whose answer the upper server waits
     delegated: bool = False  # an upper server asks for rounds and evaluations, and commits
+    asks: Asks = "train"  # what a round's tasks ask of their sites; else than training, they bring no payload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ class Task:
     task: str
     attempt: int
     site: str
-    kind: Literal["train", "evaluate"]
+    kind: Literal["train", "evaluate"]  # "train": a task of a round, which asks what the plan says
     round: int  # that its update counts in
     base_version: int
     dispatched: int = 0  # round in which it was given, where it was carried over from there

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from atoll.aggregation.metrics import combine_metrics
@@ -24,9 +24,16 @@ class _Opened:
 class RunSummary:
     """The view of one run. `changed` wakes those who watch."""
 
-    def __init__(self, row: RunRow, num_rounds: int) -> None:
+    def __init__(
+        self,
+        row: RunRow,
+        num_rounds: int,
+        complete: Callable[[runs_pb2.RoundRecord, Round], None] = lambda record, round_: None,
+    ) -> None:
+        """`complete` adds to a record what only the run's own kind of work knows."""
         self._row = row
         self._num_rounds = num_rounds
+        self._complete = complete
         self._reason = errors_pb2.ErrorDetail.FromString(row.reason) if row.reason else None
         self._trouble = ""
         self._records: dict[int, runs_pb2.RoundRecord] = {}
@@ -68,7 +75,7 @@ class RunSummary:
         """The record of a round that is about to be committed; nobody sees it before `round_committed`."""
         opened = self._opened.get(round_.number, _Opened(at_s=at_s, transferred=transferred))
         sums = combine_metrics({site: round_.updates[site].metrics for site in round_.closing})
-        return runs_pb2.RoundRecord(
+        record = runs_pb2.RoundRecord(
             round=round_.number,
             version=version,
             num_sites=len(round_.closing),
@@ -80,6 +87,8 @@ class RunSummary:
             bytes_down=transferred[1] - opened.transferred[1],
             reasons={site: self._reasons[site] for site in round_.missing if site in self._reasons},
         )
+        self._complete(record, round_)
+        return record
 
     def round_committed(self, record: runs_pb2.RoundRecord) -> None:
         """A round is durable: from now on people see it."""
@@ -91,7 +100,7 @@ class RunSummary:
     def observe(self, event: RunEvent | None, state: RunState) -> int | None:
         """Take in an event that was applied; the round whose evaluation it changed, if any."""
         self.wake()
-        version = 0
+        version = -1
         if isinstance(event, SiteEvaluated):
             version = int(event.task.split(".", 1)[0].removeprefix("e"))
         elif isinstance(event, ServerEvaluated | EvaluationEnded):
@@ -100,7 +109,8 @@ class RunSummary:
         if evaluation is None or evaluation.round not in self._records:
             return None
         record = self._records[evaluation.round]
-        record.evaluate_metrics.clear()
+        if evaluation.by_site:
+            record.evaluate_metrics.clear()
         for name, metric in _metric_sums(combine_metrics(evaluation.by_site)).items():
             record.evaluate_metrics[name].CopyFrom(metric)
         for name, metric in _metric_sums(evaluation.at_server).items():

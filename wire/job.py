@@ -20,10 +20,14 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from atoll.wire.errors import ConfigError, Malformed
 from atoll.wire.explain import explain
 from atoll.wire.names import check_label, check_site_name
+from atoll.wire.statistics_section import StatisticsSection
+from atoll.wire.strict import Strict as Strict  # noqa: PLC0414  whoever has settings imports it from here
 from atoll.wire.toml_file import TomlFile, read_toml
 
 JOB_BYTES = 1 << 20  # a job is a page of text; 1 MiB leaves room for [app] tables
 MAX_DEPTH = 32  # tables within tables; a job has three
+
+Asks = Literal["train", "evaluate", "statistics"]
 
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*$")
 _UNIT_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -56,12 +60,6 @@ def _checked(check: Callable[[str], str], value: str) -> str:
 Seconds = Annotated[float, BeforeValidator(parse_duration_s)]
 Label = Annotated[str, AfterValidator(partial(_checked, partial(check_label, field="name")))]
 SiteName = Annotated[str, AfterValidator(partial(_checked, check_site_name))]
-
-
-class Strict(BaseModel):
-    """A frozen table of settings in which an unknown key is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Part(BaseModel):
@@ -135,6 +133,8 @@ class EvaluationSection(Strict):
     sites: bool = True
     server: bool = False
     every: int = Field(default=1, ge=1)
+    only: bool | None = None  # true: nothing is trained, version 0 is judged (docs/tasks.md)
+    by_site: bool | None = None  # of a run that only evaluates: people see each site's metrics too
 
 
 class TrainingSection(Strict):
@@ -149,10 +149,35 @@ class Job(Strict):
     """A whole job file."""
 
     job: JobSection
-    app: dict[str, Any] = {}
+    app: dict[str, Any] = Field(default={})
     strategy: StrategySection = StrategySection()
     evaluation: EvaluationSection = EvaluationSection()
+    statistics: StatisticsSection | None = None
     training: TrainingSection = TrainingSection()
+
+    @model_validator(mode="after")
+    def _one_question(self) -> Job:
+        if self.asks == "train":
+            return self
+        if self.statistics is not None and self.evaluation.only:
+            raise ValueError("[statistics] and evaluation.only = true are two jobs: submit each by itself")
+        if self.job.rounds != 1:
+            raise ValueError(f"job.rounds = {self.job.rounds}: a job that trains nothing has one round; set rounds = 1")
+        if self.statistics is None and not self.evaluation.sites:
+            raise ValueError("evaluation.only = true asks the sites: set evaluation.sites = true")
+        return self
+
+    @property
+    def asks(self) -> Asks:
+        """What a round of this job asks of a site."""
+        if self.statistics is not None:
+            return "statistics"
+        return "evaluate" if self.evaluation.only else "train"
+
+    @property
+    def by_site(self) -> bool:
+        """Whether people see the answer of each site by itself, of a job that trains nothing."""
+        return self.statistics.by_site if self.statistics is not None else bool(self.evaluation.by_site)
 
     @property
     def data_name(self) -> str:
@@ -221,6 +246,15 @@ def parse_job(table: dict[str, Any], source: TomlFile | str = "job") -> Job:
         return Job.model_validate(table)
     except ValidationError as error:
         raise explain(error, Job, source) from None
+
+
+def evaluating(job: Job) -> Job:
+    """The same job, but for its training: its sites judge version 0. Raises ConfigError where that cannot be."""
+    table = job.model_dump(mode="json", exclude_none=True)
+    table["job"]["rounds"] = 1
+    table["evaluation"]["only"] = True
+    table.pop("statistics", None)
+    return parse_job(table)
 
 
 def load_job(path: Path) -> Job:
