@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import demo, doctor, federation, models, options, runs, server, site, strategies, user
+from atoll.cli import demo, doctor, federation, models, options, questions, runs, server, site, strategies, user
 from atoll.cli.exit_codes import table
 from atoll.cli.failures import TRACEBACK_VARIABLE, report
 
@@ -36,6 +36,8 @@ app.command()(runs.run)
 app.command(name="runs")(runs.list_runs)
 app.command()(runs.status)
 app.command()(runs.stop)
+app.command()(questions.evaluate)
+app.command()(questions.statistics)
 app.command()(models.model)
 app.command(name="strategies")(strategies.strategies)
 app.command(name="doctor")(doctor.doctor)

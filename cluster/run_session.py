@@ -350,7 +350,9 @@ def open_session(request: Prepare, round_: int = 1) -> RunSession:
         state=SiteState(folder),
         pairing=Pairing(rule=strategy.rule, state=SiteState(folder / "rule")),
         carried_over=CarriedOver(folder / "carried", layout, feedback) if feedback != "none" else None,
-        training=_open_training(request, whole, job, strategy, app, model) if request.training else None,
+        training=_open_training(request, whole, job, strategy, app, model)
+        if request.training and job.asks == "train"
+        else None,
         test_data=app.data("test") if job.evaluation.sites or not request.training else None,
     )
 

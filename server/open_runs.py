@@ -8,17 +8,14 @@ from datetime import UTC, datetime
 
 from atoll.aggregation.download import Download
 from atoll.aggregation.metrics import MetricRules
-from atoll.aggregation.schedules.relayed import Relayed
 from atoll.aggregation.stages import Strategies
-from atoll.aggregation.strategy import require_regions_allowed, resolve
+from atoll.aggregation.strategy import require_regions_allowed
 from atoll.server.continuation import first_event, source_of, take_over
 from atoll.server.driver import RunDriver
 from atoll.server.events import Continued, Delegated, StopAsked, encode_event
-from atoll.server.judgement import judge_of
 from atoll.server.models import RunModels
-from atoll.server.pipeline import Pipeline
+from atoll.server.plans import delegated_plan, plan_of, work_of
 from atoll.server.records import OPEN_STATUSES, RunRow
-from atoll.server.run_state import Plan
 from atoll.server.security import Caller, as_remote
 from atoll.server.settings import ServerFolder, ServerSettings
 from atoll.server.steps import Observer, Step
@@ -39,11 +36,10 @@ from atoll.wire.errors import (
     Unknown,
     to_detail,
 )
-from atoll.wire.job import Job, decode_job
+from atoll.wire.job import decode_job
 from atoll.wire.manifest import Manifest
 from atoll.wire.names import new_run_id
-
-REGION_WAIT_SHARE = 0.8  # a region that has too few sites says so before the upper server's own wait is over
+from atoll.wire.payload_list import is_list
 
 
 class OpenRuns:
@@ -265,9 +261,7 @@ class OpenRuns:
             row=row,
             job=job,
             plan=delegated_plan(job, first) if isinstance(first, Delegated) else plan_of(job, first),
-            pipeline=Pipeline(
-                run=row.run, strategy=strategy, seed=job.job.seed, manifest=manifest, models=models, stages=stages
-            ),
+            pipeline=work_of(row, job, stages, manifest, models),
             models=models,
             manifest=manifest,
             store=self._store,
@@ -276,7 +270,12 @@ class OpenRuns:
             on_step=self._on_step,
         )
         rules = None if isinstance(first, Delegated) else MetricRules(job)  # a region reports plain sums
-        driver.summary.show(continues=job.job.continues or "", rules=rules, tell=self._callbacks.tell)
+        driver.summary.show(
+            continues=job.job.continues or "",
+            rules=rules,
+            tell=self._callbacks.tell,
+            complete=driver.pipeline.complete,
+        )
         self._drivers[row.run] = driver
         self._tasks[row.run] = asyncio.create_task(driver.drive(), name=f"run {row.run}")
         return driver
@@ -347,6 +346,8 @@ class OpenRuns:
             version = (await self._summary(row)).version
         models = RunModels(self._folder.models, run, Manifest.decode(manifest))
         grant = await self._transfers.grant_download(caller.name, run, models, version)
+        if is_list(models.manifest):  # which has grown
+            manifest = await asyncio.to_thread(models.manifest_of, version)
         return runs_pb2.ModelReply(download=grant, manifest=manifest, version=version, best=best)
 
 
@@ -355,37 +356,3 @@ def _setting(event: asyncio.Event) -> Callable[[], Awaitable[None]]:
         event.set()
 
     return set_it
-
-
-def plan_of(job: Job, continued: Continued | None = None) -> Plan:
-    """The part of a job that a run's state table works from; `continued`: what it goes on from.
-
-    Raises:
-        ConfigError: a part of the strategy is unknown or its options are out of bounds.
-    """
-    return Plan(
-        schedule=resolve(job).schedule,
-        num_rounds=job.job.rounds,
-        seed=job.job.seed,
-        evaluate_every=job.evaluation.every,
-        evaluate_at_sites=job.evaluation.sites,
-        evaluate_at_server=job.evaluation.server,
-        judge=judge_of(job),
-        done_rounds=continued.round if continued is not None else 0,
-        first_version=continued.version if continued is not None else 0,
-    )
-
-
-def delegated_plan(job: Job, delegated: Delegated) -> Plan:
-    """The same of a run that an upper server has offered to this region."""
-    options = Relayed.Options(min=delegated.min_sites, quorum=delegated.quorum, deadline=delegated.deadline_s)
-    return Plan(
-        schedule=Relayed(options),
-        num_rounds=job.job.rounds,
-        seed=job.job.seed,
-        evaluate_every=1,
-        evaluate_at_sites=True,  # when it is asked for
-        evaluate_at_server=False,
-        wait_share=REGION_WAIT_SHARE,
-        delegated=True,
-    )

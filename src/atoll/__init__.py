@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from atoll.cluster.app import App as App
+    from atoll.cluster.opaque_app import OpaqueApp as OpaqueApp
 
 __version__ = "0.1.0"
-__all__ = ["App", "__version__"]
+__all__ = ["App", "OpaqueApp", "__version__"]
 
-_LAZY = {"App": "atoll.cluster.app"}
+_LAZY = {"App": "atoll.cluster.app", "OpaqueApp": "atoll.cluster.opaque_app"}
 
 
 def __getattr__(name: str) -> Any:

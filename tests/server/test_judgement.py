@@ -18,7 +18,7 @@ from atoll.server.events import (
     encode_event,
 )
 from atoll.server.judgement import Judge, judge_of
-from atoll.server.open_runs import plan_of
+from atoll.server.plans import plan_of
 from atoll.server.run import advance, begin, kept_for_good, replay
 from atoll.server.run_state import EndRun, Outcome, Phase, RunAction, RunState
 from atoll.wire.job import Job, parse_job

@@ -26,8 +26,8 @@ from atoll.server.events import (
 )
 from atoll.server.messages import task_message
 from atoll.server.models import RunModels
-from atoll.server.open_runs import delegated_plan
 from atoll.server.pipeline import Pipeline
+from atoll.server.plans import delegated_plan
 from atoll.server.regions import is_region, joined_event
 from atoll.server.round import Round, Update
 from atoll.server.run import advance, begin, outstanding, replay
