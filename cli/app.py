@@ -8,7 +8,20 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import demo, doctor, federation, models, options, questions, runs, server, site, strategies, user
+from atoll.cli import (
+    demo,
+    doctor,
+    federation,
+    models,
+    options,
+    questions,
+    runs,
+    server,
+    simulate,
+    site,
+    strategies,
+    user,
+)
 from atoll.cli.exit_codes import table
 from atoll.cli.failures import TRACEBACK_VARIABLE, report
 
@@ -39,6 +52,7 @@ app.command()(runs.stop)
 app.command()(questions.evaluate)
 app.command()(questions.statistics)
 app.command()(models.model)
+app.command()(simulate.simulate)
 app.command(name="strategies")(strategies.strategies)
 app.command(name="doctor")(doctor.doctor)
 app.command(name="demo")(demo.demo)

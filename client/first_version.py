@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.client.people import SETTINGS_FILE, Person
+from atoll.client.people import SETTINGS_FILE, Person, Place
 from atoll.cluster.registry import GROUP, AppEntry, failure_of, hash_distribution, load_app
 from atoll.wire.checksum import crc32_of
 from atoll.wire.errors import AtollError, BadManifest, ConfigError, LocalError
@@ -37,7 +37,7 @@ class FirstVersion:
     crc32: int
 
 
-def app_entry(person: Person, name: str) -> AppEntry:
+def app_entry(person: Person | Place, name: str) -> AppEntry:
     """The app `name`: as `user.toml` registers it, else the one installed distribution that offers it.
 
     Raises:

@@ -6,7 +6,6 @@ first, for an offer, and after a restart of agent or worker too, so that a polic
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import os
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from atoll.client.policy import Request, check_request, tasks_of, zones_of
 from atoll.client.settings import AppSection, SiteSettings
 from atoll.cluster.messages import Prepare
 from atoll.cluster.registry import hash_distribution
+from atoll.cluster.rounding_secret import reproducible_secret
 from atoll.transport.durable import disk_errors, private_folder
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import ConfigError, Malformed, NotAllowed, Unknown
@@ -179,8 +179,7 @@ def preparation(admission: Admission, *, settings: SiteSettings, home: SiteHome,
 def _rounding_seed(admission: Admission, settings: SiteSettings, secret: bytes) -> bytes:
     """32 bytes for the run's worker, from which the site's secret cannot be computed."""
     if settings.reproducible is not None:
-        place = f"{settings.reproducible.seed} {admission.job.job.seed} {settings.site.name}"
-        return hashlib.sha256(b"atoll/rounding/reproducible/1\0" + place.encode()).digest()
+        return reproducible_secret(settings.reproducible.seed, admission.job.job.seed, settings.site.name)
     return hmac.digest(secret, b"atoll/rounding/1\0" + admission.run.encode(), "sha256")
 
 

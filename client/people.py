@@ -55,6 +55,14 @@ class PersonSettings(Strict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What this machine has, and where it says so."""
+
+    home: Path
+    settings: PersonSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Person:
     """Who gives a command, and what this machine has."""
 

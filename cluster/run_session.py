@@ -308,8 +308,19 @@ class RunSession:
         return outcome.metrics
 
 
-def open_session(request: Prepare, round_: int = 1) -> RunSession:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """An app that is imported and built, and its model: simulated sites share one, each with its own data."""
+
+    app: App
+    model: nn.Module
+
+
+def open_session(request: Prepare, round_: int = 1, loaded: Loaded | None = None) -> RunSession:
     """Load everything that the run needs in a round, and in those after it until `[app]` changes.
+
+    Args:
+        loaded: what need not be loaded again.
 
     Raises:
         NotAllowed, Unknown, AppFailed: the app is another than asked for, not here, or fails.
@@ -323,11 +334,14 @@ def open_session(request: Prepare, round_: int = 1) -> RunSession:
     device = choose_device(job.training.device, request.device)
     set_up_torch(job.training, device, trains=request.training)
     entry = AppEntry(name=request.app_name, distribution=request.distribution, entry_point=request.entry_point)
-    kind = load_app(entry, request.app_hash)
-    for stage in whole.stages[1:]:
-        build_app(kind, stage.job.app, request.data)  # values that the app does not take are told on joining
-    app = build_app(kind, job.app, request.data)
-    model = build_model(app, job.job.seed)
+    if loaded is None:
+        kind = load_app(entry, request.app_hash)
+        for stage in whole.stages[1:]:
+            build_app(kind, stage.job.app, request.data)  # values that the app does not take are told on joining
+        app = build_app(kind, job.app, request.data)
+        model = build_model(app, job.job.seed)
+    else:
+        app, model = loaded.app, loaded.model
     manifest = Manifest.decode(Path(request.manifest_path).read_bytes())
     _require_same_model(manifest, model, job, strategy)
     model = model.to(device)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.aggregation.download import Download
+from atoll.aggregation.optimizer_state import OptimizerState
 from atoll.cluster.update_file import create_update
 from atoll.transport.durable import disk_errors, sync_file, sync_folder
 from atoll.wire.checksum import crc32_of
@@ -60,6 +61,14 @@ class RunModels:
     def optimizer_path(self, version: int) -> Path:
         """State of the server optimizer that belongs to `version`."""
         return self._folder / f"{version}.optimizer.safetensors"
+
+    def save_optimizer(self, version: int, state: OptimizerState) -> None:
+        """Keep the state of the server optimizer that belongs to `version`, durably.
+
+        Raises:
+            DiskFull: no room.
+        """
+        state.save(self.optimizer_path(version))
 
     @property
     def spool(self) -> Path:

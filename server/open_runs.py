@@ -14,7 +14,7 @@ from atoll.server.continuation import first_event, source_of, take_over
 from atoll.server.driver import RunDriver
 from atoll.server.events import Continued, Delegated, StopAsked, encode_event
 from atoll.server.models import RunModels
-from atoll.server.plans import delegated_plan, plan_of, work_of
+from atoll.server.plan import delegated_plan, plan_of, work_of
 from atoll.server.records import OPEN_STATUSES, RunRow
 from atoll.server.security import Caller, as_remote
 from atoll.server.settings import ServerFolder, ServerSettings

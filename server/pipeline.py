@@ -219,7 +219,7 @@ class Pipeline:
                 share=round_.share,
             )
             crc32 = crc32_of(out)
-        state.save(self._models.optimizer_path(version))
+        self._models.save_optimizer(version, state)
         self._optimizer_state = (version, state)
         return NewVersion(version=version, crc32=crc32, num_bytes=self._manifest.num_bytes)
 

@@ -74,6 +74,11 @@ database = "{database}"
 #
 # [data.fashion]                 # as named in the job; the whole table goes to the app
 # test = "/srv/fashion/test.npz"
+
+# Who hears what happens to runs (docs/control.md): a kind that is installed here, with its options.
+# [callbacks.audit]
+# kind = "json_lines"
+# path = "/var/log/atoll/runs.jsonl"
 """
 
 

@@ -57,6 +57,20 @@ def dirichlet(
         ) from None
 
 
+def shards(labels: ArrayLike, num_sites: int, *, shards_each: int = 2, seed: int = 0) -> list[Indices]:
+    """Indices into `labels` for each site: sorted by label, cut into equal shards, `shards_each` of them drawn for it.
+
+    A site then has about `shards_each` labels (McMahan et al. 2016, arXiv:1602.05629, section 3).
+    """
+    _check(labels, num_sites * shards_each)
+    rng = np.random.default_rng(seed)
+    shuffled = rng.permutation(np.asarray(labels).shape[0])
+    by_label = shuffled[np.argsort(np.asarray(labels)[shuffled], kind="stable")]
+    cut = np.array_split(by_label, num_sites * shards_each)
+    drawn = rng.permutation(len(cut)).reshape(num_sites, shards_each)
+    return [np.sort(np.concatenate([cut[shard] for shard in mine])) for mine in drawn]
+
+
 def _dataset(labels: NDArray[Any]) -> Dataset:
     """The labels and their indices as the partitioners want them."""
     from datasets import Dataset

@@ -12,7 +12,6 @@ The distribution that registers the kind has to be installed. A `closed_form`, w
 from __future__ import annotations
 
 import itertools
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -34,6 +33,7 @@ from atoll.aggregation.testing.updates import (
     random_state,
     whole_mean,
 )
+from atoll.wire.checksum import crc32_of
 from atoll.wire.errors import BadUpdate
 
 WEIGHTS: Final = {"amber": 7, "birch": 120, "cedar": 33, "dune": 120}
@@ -192,12 +192,12 @@ class ReducerContract:
         layout = layout_of(SMALL[:2])
         payload = updates(layout, ["amber"])["amber"]
         reduction = reduced(case, layout, {})
-        reduction.check(payload, 1, crc32=zlib.crc32(payload))
+        reduction.check(payload, 1, crc32=crc32_of(payload))
         for position in range(0, 8 * len(payload), 37):
             flipped = bytearray(payload)
             flipped[position // 8] ^= 1 << position % 8
             with pytest.raises(BadUpdate):
-                reduction.check(flipped, 1, crc32=zlib.crc32(payload))
+                reduction.check(flipped, 1, crc32=crc32_of(payload))
 
     def test_only_what_sums_travels_up_a_tree_as_a_part(self, case: ReducerCase) -> None:
         """A region sends the part of a reduction; one that needs every update has none that stands for them."""

@@ -85,7 +85,7 @@ def random_model(seed: int, dtype: str) -> dict[str, NDArray[Any]]:
 
 def steps(round_: int, dtype: str) -> list[Model]:
     """What each site adds to the model that it got, in one round; two sites go far astray."""
-    made = []
+    made: list[Model] = []
     for number in range(NUM_SITES):
         scale = 2.0 if number in (4, 9) else 0.1
         step = random_model(1000 * round_ + number, dtype)
@@ -107,7 +107,7 @@ def atoll_models(section: Mapping[str, Any], dtype: str, weights: Sequence[int])
     layout = update_layout(manifest, strategy.codec, strategy.buffers)
     data = bytearray(manifest.num_bytes)
     write_state(manifest, {name: torch.from_numpy(value) for name, value in random_model(0, dtype).items()}, data)
-    state, models = strategy.optimizer.init(layout), []
+    state, models = strategy.optimizer.init(layout), list[Model]()
     for round_ in range(1, NUM_ROUNDS + 1):
         base = {name: tensor.clone() for name, tensor in views(manifest, data, writable=True).items()}
         terms = RoundTerms(num_sites=NUM_SITES, max_weight=max(weights), bound=strategy.bound)
@@ -141,7 +141,7 @@ def flwr_models(
     strategy: Any, dtype: str, weights: Sequence[int], before: Before = lambda strategy, round_: round_
 ) -> list[Model]:
     """The model after each round, by a strategy of flwr's: through its messages, as its server would."""
-    model, models = random_model(0, dtype), []
+    model, models = random_model(0, dtype), list[Model]()
     for round_ in range(1, NUM_ROUNDS + 1):
         named = before(strategy, round_)
         arrays = ArrayRecord({name: Array(value) for name, value in model.items()})
@@ -164,13 +164,13 @@ def flwr_models(
 
 def corrected_as_torch(strategy: Any, round_: int) -> int:
     """FedAdam with the correction of this round, and with tau where torch has eps."""
-    strategy.tau = ADAM["eps"] * math.sqrt(1 - strategy.beta_2**round_)
+    strategy.tau = 1e-3 * math.sqrt(1 - strategy.beta_2**round_)
     return round_ - 1  # of which flwr takes the next
 
 
 def repeated_krum(contents: list[RecordDict], num_malicious: int, num_chosen: int) -> list[RecordDict]:
     """The first step of Bulyan as its paper has it: Krum again and again on those that are left."""
-    left, chosen = list(contents), []
+    left, chosen = list(contents), list[RecordDict]()
     while len(chosen) < num_chosen:
         [best] = select_multikrum(left, num_malicious, 1)
         chosen.append(best)

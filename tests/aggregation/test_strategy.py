@@ -33,6 +33,7 @@ def test_fedavg_is_what_a_job_gets_that_says_nothing() -> None:
         "codec": "native",
         "reducer": "mean",
         "optimizer": "sgd",
+        "personal": "none",
     }
 
 
@@ -73,6 +74,7 @@ def test_each_part_can_be_replaced() -> None:
         "codec": "int8",
         "reducer": "mean",
         "optimizer": "adamw",
+        "personal": "none",
     }
     assert isinstance(strategy.schedule, Rounds)
     assert strategy.schedule.options.model_dump() == {"fraction": 0.5, "min": 8, "quorum": 6, "deadline": 600.0}
@@ -99,7 +101,7 @@ def test_the_same_kind_keeps_what_the_composition_says() -> None:
         ({"reducer": {"kind": "medial"}}, "strategy.reducer.kind", "medial", "median"),
         ({"schedule": {"kind": "rouds"}}, "strategy.schedule.kind", "rouds", "did you mean 'rounds'"),
         ({"optimizer": {"kind": "novel"}}, "strategy.optimizer.kind", "novel", "known: .*adam"),
-        ({"rule": {"kind": "scaffold"}}, "strategy.rule.kind", "scaffold", "known: fedprox, none"),
+        ({"rule": {"kind": "unruly"}}, "strategy.rule.kind", "unruly", "known: .*fedprox, none"),
         ({"schedule": {"kind": "rounds", "fraction": 0}}, "strategy.schedule.fraction", "0", "wanted more than 0"),
         (
             {"schedule": {"kind": "rounds", "fraction": 1.5}},

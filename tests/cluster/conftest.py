@@ -71,9 +71,9 @@ def make_bench(tmp_path: Path, installed: Path) -> MakeBench:
         entry = AppEntry(name="probe", distribution=DISTRIBUTION, entry_point=entry_point)
         app_hash = hash_distribution(DISTRIBUTION)
         model = build_model(build_app(load_app(entry, app_hash), job.app, {}), job.job.seed)
-        strategy, parameters = resolve(job), job.strategy.parameters or "all"
+        resolved, parameters = resolve(job), job.strategy.parameters or "all"
         frozen = frozen_of(model) if parameters == "trainable" else ()
-        manifest = run_manifest(manifest_of(model, parameters, frozen), strategy.lanes, strategy.local)
+        manifest = run_manifest(manifest_of(model, parameters, frozen), resolved.lanes, resolved.local)
         (folder / "manifest").write_bytes(manifest.encode())
         with create(folder / "version-0.safetensors", manifest) as data:
             write_state(manifest, model, data)

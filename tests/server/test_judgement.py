@@ -18,7 +18,7 @@ from atoll.server.events import (
     encode_event,
 )
 from atoll.server.judgement import Judge, judge_of
-from atoll.server.plans import plan_of
+from atoll.server.plan import plan_of
 from atoll.server.run import advance, begin, kept_for_good, replay
 from atoll.server.run_state import EndRun, Outcome, Phase, RunAction, RunState
 from atoll.wire.job import Job, parse_job
@@ -244,13 +244,8 @@ def test_equal_values_do_not_move_the_best() -> None:
 
 def test_a_run_that_goes_on_numbers_its_rounds_on() -> None:
     plan = replace(plan_of(job(rounds=5)), done_rounds=3, first_version=3)
-    state, events = (
-        begin(plan),
-        [
-            *(Joined(site=site, max_weight=1, labels={}) for site in ("a", "b")),
-            Ready(),
-        ],
-    )
+    state = begin(plan)
+    events: list[RunEvent] = [*(Joined(site=site, max_weight=1, labels={}) for site in ("a", "b")), Ready()]
     for event in events:
         state, _ = advance(plan, state, event)
     assert {task.task: task.base_version for task in state.tasks.values()} == {"r4.a": 3, "r4.b": 3}

@@ -27,7 +27,7 @@ from atoll.server.events import (
 from atoll.server.messages import task_message
 from atoll.server.models import RunModels
 from atoll.server.pipeline import Pipeline
-from atoll.server.plans import delegated_plan
+from atoll.server.plan import delegated_plan
 from atoll.server.regions import is_region, joined_event
 from atoll.server.round import Round, Update
 from atoll.server.run import advance, begin, outstanding, replay

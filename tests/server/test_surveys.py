@@ -14,7 +14,7 @@ from atoll.server.events import RunEvent, ServerEvaluated, UpdateAccepted, decod
 from atoll.server.messages import task_message
 from atoll.server.models import RunModels
 from atoll.server.payload_rounds import PayloadRounds
-from atoll.server.plans import plan_of
+from atoll.server.plan import plan_of
 from atoll.server.round import Metrics, Round, Update
 from atoll.server.run import advance, begin, replay
 from atoll.server.run_state import CommitRound, EndRun, EvaluateHere, Outcome, RunAction, SendTask

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from atoll.privacy.secagg.fixed_point import Bits, Quantiser, effective_bits, largest_level, total
 
@@ -47,7 +50,7 @@ def test_a_cohort_too_large_for_its_lane() -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_values_at_the_bound_of_all_sites_do_not_overflow(bits: Bits, dtype: type) -> None:
     num_sites, bound = 32, 0.37
-    values = np.array([bound, -bound] * 500, dtype=dtype)
+    values: NDArray[Any] = np.array([bound, -bound] * 500, dtype=dtype)
     one = levels(values, num_sites=num_sites, bits=bits, bound=float(abs(values[0])))
     assert np.abs(one).max() <= largest_level(num_sites, bits) + 1
     summed = np.zeros(values.size, dtype=f"<u{bits // 8}")

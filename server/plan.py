@@ -1,4 +1,7 @@
-"""What a run works from, made of its job: the plan of its state table, and what its rounds make of updates."""
+"""What a run works from, made of its job: the plan of its state table, and what its rounds make of updates.
+
+The run is one of this server's own, or one from an upper server.
+"""
 
 from __future__ import annotations
 

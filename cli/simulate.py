@@ -1,0 +1,138 @@
+"""`atoll simulate`: a job with all its sites in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.cli import options
+from atoll.cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from atoll.simulations.results import Result
+
+KeyValues = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data",
+        metavar="KEY=VALUE",
+        show_default="[data.NAME] of user.toml",
+        help="What the app finds its data by, as in [data.NAME] of a site. With {site} in a value each site has its own.",
+    ),
+]
+
+
+def simulate(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="Job file (TOML).")],
+    sites: Annotated[
+        int | None, typer.Option("--sites", min=1, show_default="those that the job names, or 10", help="How many.")
+    ] = None,
+    data: KeyValues = None,
+    server_data: Annotated[
+        list[str] | None,
+        typer.Option("--server-data", metavar="KEY=VALUE", help="The same for evaluation at the server, with {site}."),
+    ] = None,
+    partition: Annotated[
+        str, typer.Option("--partition", help="iid, dirichlet or shards: how the data is spread over the sites.")
+    ] = "iid",
+    alpha: Annotated[
+        float, typer.Option("--alpha", help="Of dirichlet: 0.1 few classes at each site, 100 all alike.")
+    ] = 0.5,
+    shards: Annotated[int, typer.Option("--shards", help="Of shards: how many each site has.")] = 2,
+    partition_seed: Annotated[int, typer.Option("--partition-seed", min=0, help="Another seed is another split.")] = 0,
+    step_seconds: Annotated[
+        float, typer.Option("--step-seconds", help="Simulated time of an optimizer step; 0: no time passes.")
+    ] = 0.0,
+    spread: Annotated[
+        float, typer.Option("--spread", help="How much sites differ in speed: deviation of a log-normal distribution.")
+    ] = 0.0,
+    stragglers: Annotated[float, typer.Option("--stragglers", help="Share of the sites that is slower.")] = 0.0,
+    slowdown: Annotated[float, typer.Option("--slowdown", help="How many times slower they are.")] = 10.0,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder for rounds.jsonl and model.safetensors.")
+    ] = Path("simulation-out"),
+    home: options.PersonHome = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Run a job with simulated sites.
+
+    The same job, app, strategy and server logic as a deployment, without a network: with equal seeds, data and survivors
+    the model has the same bytes. Ctrl-C ends it; rounds and model so far stay in --out. With --json the result is one
+    line on stdout.
+
+    \b
+    Examples:
+      atoll simulate job.toml --sites 100 --data path=central.npz --partition dirichlet --alpha 0.1
+      atoll simulate job.toml --sites 3 --data 'path=data/{site}.npz' --json | jq .metrics
+      atoll simulate job.toml --sites 50 --step-seconds 0.01 --stragglers 0.1
+    """
+    from atoll.cli.live import open_view
+    from atoll.cli.output import note, print_json
+    from atoll.simulations.clock import Speeds
+    from atoll.simulations.simulate import simulate as run
+    from atoll.simulations.sites import Partition
+
+    source = _table(data, "--data")
+    view = open_view()
+    try:
+        result = run(
+            job,
+            sites=sites,
+            source=source,
+            server_source=_table(server_data, "--server-data"),
+            partition=Partition(kind=partition, alpha=alpha, shards_each=shards, seed=partition_seed),  # type: ignore[arg-type]  # it says what it takes
+            speeds=Speeds(
+                step_s=step_seconds, spread=spread, stragglers=stragglers, slowdown=slowdown, seed=partition_seed
+            ),
+            out=out,
+            show=view.show,
+            home=home,
+        )
+    except KeyboardInterrupt:
+        view.close()
+        note(f"interrupted; the rounds that were committed are in {out}/rounds.jsonl, the last model beside it")
+        raise
+    finally:
+        view.close()
+    if as_json:
+        print_json({**result.record(), "out": str(out)})
+    else:
+        print("\n".join(_lines(result, out)))
+    if result.status != "finished":
+        note(f"atoll: the run is {result.status}: {result.reason}")
+        raise typer.Exit(ExitCode.NOT_FINISHED)
+
+
+def _table(pairs: list[str] | None, option: str) -> dict[str, Any] | None:
+    """`KEY=VALUE` pairs as a table; a value that is TOML, such as 3 or true, is read as such."""
+    if pairs is None:
+        return None
+    import tomllib
+
+    from atoll.wire.errors import ConfigError
+
+    table: dict[str, Any] = {}
+    for pair in pairs:
+        key, found, value = pair.partition("=")
+        if not found or not key:
+            raise ConfigError(f"{option} {pair!r}: wanted KEY=VALUE", key=option, value=pair, bound="KEY=VALUE")
+        try:
+            table[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            table[key] = value
+    return table
+
+
+def _lines(result: Result, out: Path) -> list[str]:
+    """What a simulation came to, for people."""
+    from atoll.cli.output import age
+    from atoll.cli.snapshots import headline_metric
+
+    words = [f"{len(result.rounds)} rounds of {len(result.sites)} sites in {age(result.wall_s)}"]
+    if result.simulated_s:
+        words.append(f"{age(result.simulated_s)} of simulated time")
+    if result.rounds and (found := headline_metric({**result.rounds[-1].evaluate, **result.rounds[-1].server})):
+        words.append(f"{found[0]} {found[1]:.4f}")
+    return [", ".join(words), f"rounds and model: {out}"]

@@ -1,0 +1,291 @@
+"""A run without a network: the server's state table and pipeline, sites that an engine simulates, a virtual clock.
+
+::
+
+    state table --SendTask--> clock: when the site is done --> engine trains --> check, UpdateAccepted, fold
+         ^                                                                                |
+         `------- Committed <-- pipeline makes the version <-- CommitRound <--------------'
+
+A task is trained when its update would arrive, so one that is taken back before costs nothing. Updates that arrive at
+one time come in the order in which their tasks were given.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import assert_never
+
+from atoll.aggregation.schedule import Committed, Joined, Ready, TimerFired
+from atoll.cluster.messages import Evaluate, Train
+from atoll.server.events import Broken, RunEvent, ServerEvaluated, SiteEvaluated, TaskLost, UpdateAccepted
+from atoll.server.pipeline import Pipeline
+from atoll.server.records import RunRow
+from atoll.server.round import Round
+from atoll.server.run import advance, begin
+from atoll.server.run_state import (
+    AnnounceCommit,
+    ArmTimer,
+    CommitRound,
+    EndRun,
+    EvaluateHere,
+    OpenRound,
+    Phase,
+    Plan,
+    RunAction,
+    RunState,
+    SendTask,
+    Task,
+    WithdrawTask,
+)
+from atoll.server.summary import RunSummary
+from atoll.simulations.clock import Clock
+from atoll.simulations.sequential import SequentialEngine
+from atoll.simulations.versions import Versions, server_path, site_path
+from atoll.wire.errors import BadUpdate, RemoteError, TooFewSites, to_detail
+from atoll.wire.runs_pb2 import RoundRecord, RunSnapshot
+
+Labels = Mapping[str, Mapping[str, str]]  # by site
+OnRound = Callable[[RoundRecord, float], None]  # a round whose metrics are all there, and when it was committed
+SHOW_EVERY_S = 0.1
+
+
+class SimulatedRun:
+    """One run from its first event to its last."""
+
+    def __init__(
+        self,
+        *,
+        row: RunRow,
+        plan: Plan,
+        pipeline: Pipeline,
+        versions: Versions,
+        engine: SequentialEngine,
+        step_s: Mapping[str, float],
+        labels: Labels,
+        version_bytes: int,
+        on_round: OnRound,
+        show: Callable[[RunSnapshot], None] | None,
+    ) -> None:
+        """
+        Args:
+            step_s: simulated seconds of an optimizer step, by site: those that take part, in the order of their joining.
+            version_bytes: of a version on its way to a site.
+            on_round: called once for each committed round, when its evaluations are in.
+            show: called with the run as it stands, a few times a second.
+        """
+        self.state: RunState = begin(plan)
+        self.clock = Clock()
+        self.summary = RunSummary(row, plan.num_rounds)
+        self._plan, self._pipeline, self._versions, self._engine = plan, pipeline, versions, engine
+        self._step_s, self._labels = step_s, labels
+        self._on_round, self._show = on_round, show
+        self._version_bytes = version_bytes
+        self._timers: dict[str, int] = {}  # those that are set, by the number of the setting
+        self._settings = 0
+        self._update = memoryview(b"")  # the one that came last
+        self._pending: deque[Callable[[], RunEvent | None]] = deque()  # what is done before time passes
+        self._committed_s: dict[int, float] = {}  # simulated time of rounds that are not told of yet
+        self._bytes = (0, 0)  # up, down
+        self._has: dict[str, int] = {}  # version that each site has fetched last
+        self._shown_s = 0.0
+        # What people see beside a round is simulated time where there is any, else that of this machine.
+        self._timed = any(step_s.values())
+
+    def run(self) -> RunState:
+        """The state that the run ends with.
+
+        Raises:
+            AppFailed: a site has no examples; names it.
+            LocalError: this machine cannot go on.
+        """
+        for site in self._step_s:
+            weight = self._engine.max_weight(site)
+            self._tell(Joined(site=site, max_weight=weight, labels=dict(self._labels.get(site, {}))))
+        self._tell(Ready())
+        while self.state.phase is not Phase.ENDED:
+            event = self._pending.popleft()() if self._pending else self._next()
+            if event is not None:
+                self._tell(event)
+        for number in list(self._committed_s):
+            self._hand_on(number)
+        self._look(at_once=True)
+        return self.state
+
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def _tell(self, event: RunEvent) -> None:
+        state, actions = advance(self._plan, self.state, event)
+        if state is self.state:
+            return
+        self.state = state
+        if isinstance(event, UpdateAccepted) and (round_ := state.rounds.get(event.round)) is not None:
+            self._pipeline.fold(round_, event.site, event.weight, self._update)
+        self._observe(event)
+        for action in actions:
+            self._act(action)
+        self._commit_if_whole()
+
+    def _next(self) -> RunEvent | None:
+        """What happens next in simulated time; None where it concerns nobody any more."""
+        due = self.clock.next()
+        if isinstance(due, Task):
+            return self._arrive(due)
+        if due is None:
+            open_ = ", ".join(sorted(self.state.tasks)) or "none"
+            raise TooFewSites(f"the run waits, and nothing is under way that could end the wait (open tasks: {open_})")
+        name, setting = due
+        return TimerFired(name=name) if self._timers.get(name) == setting else None
+
+    def _arrive(self, sent: Task) -> RunEvent | None:
+        """Train, and hand in the update; nothing where the task was taken back, or given again."""
+        task = self.state.tasks.get(sent.task)
+        if task is None or task.attempt != sent.attempt:
+            return None
+        request = Train(
+            key=f"{task.task}#{task.attempt}",
+            round=task.given_in,
+            base_version=task.base_version,
+            base_path=site_path(task.base_version),
+            out_path=self._engine.out_path,
+            counted_round=self.state.counted.get(task.site, 0),
+        )
+        try:
+            outcome, update = self._engine.train(task.site, request)
+            self._pipeline.check(self.state.rounds[task.round], task.site, outcome.weight, update, outcome.metrics)
+        except RemoteError as error:
+            self.summary.site_is(task.site, "failed", detail=error.message)
+            return TaskLost(task=task.task, attempt=task.attempt, site=task.site, reason=error.message)
+        self._update = update
+        self._bytes = (self._bytes[0] + len(update), self._bytes[1])
+        self.summary.site_is(task.site, "accepted")
+        return UpdateAccepted(
+            task=task.task,
+            attempt=task.attempt,
+            site=task.site,
+            round=task.round,
+            weight=outcome.weight,
+            metrics=dict(outcome.metrics),
+        )
+
+    def _evaluate(self, sent: Task) -> RunEvent | None:
+        task = self.state.tasks.get(sent.task)
+        if task is None or task.attempt != sent.attempt:
+            return None
+        self._fetch(task)
+        try:
+            metrics = self._engine.evaluate(task.site, _judging(task))
+        except RemoteError as error:
+            return TaskLost(task=task.task, attempt=task.attempt, site=task.site, reason=error.message)
+        return SiteEvaluated(task=task.task, attempt=task.attempt, site=task.site, metrics=metrics)
+
+    def _evaluate_here(self, version: int) -> RunEvent | None:
+        evaluation = self.state.evaluations.get(version)
+        if evaluation is None or not evaluation.server_pending:
+            return None
+        request = Evaluate(
+            key=f"e{version}", round=evaluation.round, base_version=version, base_path=server_path(version)
+        )
+        try:
+            metrics = self._engine.evaluate_at_server(request)
+        except RemoteError as error:
+            return ServerEvaluated(version=version, metrics={}, error=error.message)
+        return ServerEvaluated(version=version, metrics=metrics)
+
+    # --- actions ----------------------------------------------------------------------------------------------------
+
+    def _act(self, action: RunAction) -> None:
+        match action:
+            case OpenRound(round=round_):
+                self._pipeline.open_round(round_)
+                self.summary.round_opened(round_.number, self._now_s, self._bytes)
+                self.summary.set_status("running")
+            case SendTask(task=task):
+                self._send(task)
+            case WithdrawTask() | CommitRound():
+                pass  # what is open is in the state; `_commit_if_whole` follows
+            case ArmTimer(name=name, after_s=after_s):
+                self._arm(name, after_s)
+            case EvaluateHere(version=version):
+                self._pending.append(lambda: self._evaluate_here(version))
+            case AnnounceCommit():
+                self._prune()
+            case EndRun(outcome=outcome, reason=reason):
+                self.summary.set_status(outcome.value, to_detail(action.error("")) if reason else None)
+            case _:
+                assert_never(action)
+
+    def _send(self, task: Task) -> None:
+        if task.kind == "evaluate":
+            self._pending.append(lambda: self._evaluate(task))
+            return
+        self._fetch(task)
+        self.summary.site_is(task.site, "training")
+        self.clock.set(self._engine.num_steps(task.site) * self._step_s[task.site], task)
+
+    def _fetch(self, task: Task) -> None:
+        """A site fetches each version once."""
+        if self._has.get(task.site) != task.base_version:
+            self._has[task.site] = task.base_version
+            self._bytes = (self._bytes[0], self._bytes[1] + self._version_bytes)
+
+    def _arm(self, name: str, after_s: float) -> None:
+        self._timers.pop(name, None)
+        if after_s > 0:
+            self._settings += 1
+            self._timers[name] = self._settings
+            self.clock.set(after_s, (name, self._settings))
+
+    def _commit_if_whole(self) -> None:
+        while (round_ := self.state.first_closing()) and not set(round_.closing) & set(self._pipeline.lacks(round_)):
+            self._commit(round_)
+
+    def _commit(self, round_: Round) -> None:
+        try:
+            new = self._pipeline.make_version(round_, self.state.version)
+        except BadUpdate as error:
+            self._tell(Broken(reason=error.message, ours=False))
+            return
+        self.summary.round_committed(self.summary.record_of(round_, new.version, self._now_s, self._bytes))
+        self._committed_s[round_.number] = self.clock.now_s
+        self.state, actions = advance(self._plan, self.state, Committed(round=round_.number, version=new.version))
+        self._pipeline.drop(round_.number)
+        for action in actions:
+            self._act(action)
+        self._observe(None)
+        self._look()
+
+    def _prune(self) -> None:
+        begun = {task.base_version for task in self.state.tasks.values()}
+        in_use = begun | {round_.base_version for round_ in self.state.rounds.values()} | set(self.state.evaluations)
+        self._versions.prune(in_use | {self.state.version})
+
+    # --- what people see --------------------------------------------------------------------------------------------
+
+    def _observe(self, event: RunEvent | None) -> None:
+        self.summary.observe(event, self.state)
+        for number in [number for number in self._committed_s if self.summary.evaluation_settled(number, self.state)]:
+            self._hand_on(number)
+
+    def _hand_on(self, number: int) -> None:
+        self._on_round(self.summary.record(number), self._committed_s.pop(number))
+
+    @property
+    def _now_s(self) -> float:
+        return self.clock.now_s if self._timed else time.monotonic()
+
+    def _look(self, *, at_once: bool = False) -> None:
+        now_s = time.monotonic()
+        if self._show is not None and (at_once or now_s - self._shown_s >= SHOW_EVERY_S):
+            self._shown_s = now_s
+            self._show(self.summary.snapshot())
+
+
+def _judging(task: Task) -> Evaluate:
+    return Evaluate(
+        key=f"{task.task}#{task.attempt}",
+        round=task.round,
+        base_version=task.base_version,
+        base_path=site_path(task.base_version),
+    )

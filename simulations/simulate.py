@@ -1,0 +1,323 @@
+"""`atoll.simulate`: a job with all its sites in this process, by the same code as a deployment."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from atoll.aggregation.download import Download
+from atoll.aggregation.lanes import run_manifest
+from atoll.aggregation.reducers.append import Append
+from atoll.aggregation.reducers.reduction import Reducer
+from atoll.aggregation.stages import Strategies
+from atoll.aggregation.strategy import resolve
+from atoll.client.first_version import app_entry
+from atoll.client.people import PersonSettings, Place, default_home, load_settings
+from atoll.cluster.app import App, build_app, build_model
+from atoll.cluster.device import choose_device, set_up_torch
+from atoll.cluster.registry import hash_distribution, load_app
+from atoll.server.pipeline import Pipeline
+from atoll.server.plan import plan_of
+from atoll.server.records import RunRow
+from atoll.server.run_state import RunState
+from atoll.simulations.clock import Speeds
+from atoll.simulations.results import MODEL_FILE, Result, RoundResult, RoundsFile, write_model
+from atoll.simulations.run import Labels, SimulatedRun
+from atoll.simulations.sequential import SequentialEngine
+from atoll.simulations.sites import OwnDataSites, Partition, PartitionedSites, Sites
+from atoll.simulations.versions import Versions
+from atoll.wire.errors import ConfigError
+from atoll.wire.job import Job, load_job, located, parse_job
+from atoll.wire.model_file import ModelFile
+from atoll.wire.runs_pb2 import RoundRecord, RunSnapshot
+from atoll.wire.tensors import frozen_of, manifest_of, write_state
+
+DEFAULT_SITES = 10
+SITE = "{site}"
+MEMORY_FOLDER = Path("/dev/shm")  # Linux: files in it are memory, and syncing them costs nothing
+ROOM_FACTOR = 8  # models a site: two rounds of a few states each
+
+
+def simulate(
+    job: Job | Mapping[str, Any] | Path | str,
+    *,
+    sites: int | Mapping[str, Mapping[str, Any]] | None = None,
+    app: type[App] | None = None,
+    source: Mapping[str, Any] | None = None,
+    server_source: Mapping[str, Any] | None = None,
+    partition: Partition | None = None,
+    speeds: Speeds | None = None,
+    labels: Labels | None = None,
+    rounding_seed: int = 0,
+    out: Path | str | None = None,
+    on_round: Callable[[RoundResult], None] | None = None,
+    show: Callable[[RunSnapshot], None] | None = None,
+    home: Path | None = None,
+) -> Result:
+    """Does a job's run with every site in this process.
+
+    The model has the bytes of a deployment with the same job, site names, data per site, survivors and `rounding_seed`
+    (`[reproducible]` of site.toml), on the same kind of machine.
+
+    Args:
+        job: a job, its table, or the path of its file.
+        sites: how many sites the training data of `source` is spread over (those that the job names, or ten, where
+            None); or each site's own source by name, which no partition touches.
+        app: the class; where None, the installed app that the job names.
+        source: the table `[data.NAME]` with which the app finds all the data; where None, that of user.toml in `home`.
+            With "{site}" in one of its texts each site has a source of its own, with its name in that place.
+        server_source: the same for what the server judges by, where sites have sources of their own.
+        partition: how the training data is spread; evenly at random where None.
+        speeds: how long the sites take; no simulated time passes where None.
+        labels: of each site, for schedules that go by them.
+        out: folder for rounds.jsonl and model.safetensors; nothing is written where None.
+        on_round: called with each round when its metrics are in.
+        show: called with the run as it stands, a few times a second.
+        home: folder of user.toml, as of the other commands.
+
+    Raises:
+        ConfigError: the job, the app's values, the partition or the speeds cannot be used; names key, value and bound.
+        AppFailed: a site has no examples, or the app cannot be built; names the site.
+        TooFewSites: the schedule waits for something that cannot happen.
+        LocalError: a file cannot be written, or a device is missing.
+    """
+    began_s = time.monotonic()
+    with _located(job) as parsed:
+        kind, settings = _app(parsed, app, home)
+        source = settings.source(parsed.data_name) if source is None else source
+        _require_training(parsed, resolve(parsed).reducer)
+        with _torch_set_up_for(parsed) as device:
+            found = _sites(parsed, kind, sites, source, server_source, partition or Partition())
+            own = found.app(found.names[0])
+            model = build_model(own, parsed.job.seed).to(device)
+            with _scratch(len(found.names) * manifest_of(model).num_bytes) as folder:
+                world = _World(parsed, found, own, model, folder, rounding_seed)
+                return world.play(
+                    began_s=began_s,
+                    step_s=(speeds or Speeds()).step_seconds(found.names),
+                    labels=labels or {},
+                    out=None if out is None else Path(out),
+                    on_round=on_round,
+                    show=show,
+                )
+
+
+def _require_training(job: Job, reducer: Reducer) -> None:
+    """Simulated sites train tensors, and do nothing else."""
+    for key, wrong in (
+        ("statistics", job.asks == "statistics"),
+        ("evaluation.only", job.asks == "evaluate"),
+        ("strategy.reducer", isinstance(reducer, Append)),
+    ):
+        if wrong:
+            raise ConfigError(f"{key}: a simulation trains tensors alone; run the job in a federation", key=key)
+
+
+def _require_one_app(job: Job) -> None:
+    """Simulated sites share one model, which is made once."""
+    for number, stage in enumerate(job.stages[1:]):
+        if stage.job.app != job.app:
+            key = f"control.override.{number}.app"
+            text = (
+                "a simulation keeps the values of [app]; override values of [strategy], or run the job in a federation"
+            )
+            raise ConfigError(f"{key}: {text}", key=key, value=str(stage.from_round))
+
+
+class _World:
+    """One simulated run, ready to begin."""
+
+    def __init__(self, job: Job, sites: Sites, app: App, model: nn.Module, folder: Path, seed: int) -> None:
+        _require_one_app(job)
+        strategy, parameters = resolve(job), job.strategy.parameters or "all"
+        frozen = frozen_of(model) if parameters == "trainable" else ()
+        self._manifest = run_manifest(manifest_of(model, parameters, frozen), strategy.lanes, strategy.local)
+        download = Download(self._manifest, strategy.download, job.job.seed) if strategy.download else None
+        self._job = job
+        self._versions = Versions(folder, "", self._manifest, download)
+        with self._versions.create(0, {}) as data:
+            write_state(self._manifest, model, data)
+        self._engine = SequentialEngine(
+            job,
+            sites,
+            app=app,
+            model=model,
+            manifest=self._manifest,
+            bases=self._versions.named,
+            folder=folder,
+            seed=seed,
+        )
+        self._pipeline = Pipeline(
+            run="",
+            strategy=strategy,
+            seed=job.job.seed,
+            manifest=self._manifest,
+            models=self._versions,
+            stages=Strategies(job),
+        )
+        self._version_bytes = download.num_bytes if download else self._manifest.num_bytes
+
+    def play(
+        self,
+        *,
+        began_s: float,
+        step_s: Mapping[str, float],
+        labels: Labels,
+        out: Path | None,
+        on_round: Callable[[RoundResult], None] | None,
+        show: Callable[[RunSnapshot], None] | None,
+    ) -> Result:
+        """The run from beginning to end."""
+        rounds: list[RoundResult] = []
+        file = RoundsFile(out) if out is not None else nullcontext()
+
+        def keep(record: RoundRecord, simulated_s: float) -> None:
+            entry = RoundResult.of(record, simulated_s=simulated_s, wall_s=time.monotonic() - began_s)
+            rounds.append(entry)
+            if isinstance(file, RoundsFile):
+                file.write(entry)
+            if on_round is not None:
+                on_round(entry)
+
+        run = SimulatedRun(
+            row=_row(self._job),
+            plan=plan_of(self._job),
+            pipeline=self._pipeline,
+            versions=self._versions,
+            engine=self._engine,
+            step_s=step_s,
+            labels=labels,
+            version_bytes=self._version_bytes,
+            on_round=keep,
+            show=show,
+        )
+        with file:
+            try:
+                state = run.run()
+            finally:  # also on Ctrl-C: what is committed stays
+                self._engine.close()
+                if out is not None and run.state.version > 0:
+                    write_model(out / MODEL_FILE, self._manifest, self._newest(run.state).map)
+        return Result(
+            name=self._job.job.name,
+            status=state.outcome.value,
+            reason=state.reason,
+            sites=tuple(step_s),
+            rounds=tuple(sorted(rounds, key=lambda entry: entry.round)),
+            manifest=self._manifest,
+            model_bytes=bytes(self._newest(state).map),
+            simulated_s=run.clock.now_s,
+            wall_s=time.monotonic() - began_s,
+            first_round_s=rounds[0].wall_s if rounds else None,
+        )
+
+    def _newest(self, state: RunState) -> ModelFile:
+        return self._versions.open(state.version)
+
+
+def _app(job: Job, app: type[App] | None, home: Path | None) -> tuple[type[App], PersonSettings]:
+    root = home or default_home()
+    place = Place(home=root, settings=load_settings(root))
+    if app is not None:
+        return app, place.settings
+    entry = app_entry(place, job.job.app)
+    return load_app(entry, hash_distribution(entry.distribution)), place.settings
+
+
+def _sites(
+    job: Job,
+    kind: type[App],
+    wanted: int | Mapping[str, Mapping[str, Any]] | None,
+    source: Mapping[str, Any],
+    server_source: Mapping[str, Any] | None,
+    partition: Partition,
+) -> Sites:
+    if not isinstance(wanted, Mapping):
+        if wanted is not None and wanted < 1:
+            raise ConfigError(f"sites = {wanted}: wanted 1 or more", key="sites", value=str(wanted), bound="1 or more")
+        names = site_names(job, wanted)
+        if not any(isinstance(value, str) and SITE in value for value in source.values()):
+            return PartitionedSites(build_app(kind, job.app, source), names, partition)
+        wanted = {name: _source_of(name, source) for name in names}
+    if not wanted:
+        raise ConfigError("sites = {}: a simulation needs one site or more", key="sites", bound="1 or more")
+    return OwnDataSites(kind, job.app, wanted, server_source)
+
+
+def _source_of(site: str, source: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value.replace(SITE, site) if isinstance(value, str) else value for key, value in source.items()}
+
+
+def site_names(job: Job, num_sites: int | None) -> list[str]:
+    """So many names: those that the job has, or site-1, site-2, ...
+
+    Raises:
+        ConfigError: the job names another number of sites.
+    """
+    named = list(job.job.sites)
+    if named and num_sites not in (None, len(named)):
+        raise ConfigError(
+            f"sites = {num_sites}, and job.sites names {len(named)}: leave one of them out",
+            key="sites",
+            value=str(num_sites),
+            bound=str(len(named)),
+        )
+    return named or [f"site-{number}" for number in range(1, (num_sites or DEFAULT_SITES) + 1)]
+
+
+def _row(job: Job) -> RunRow:
+    return RunRow(
+        run="simulation",
+        name=job.job.name,
+        job=b"",
+        app_hash="",
+        submitted_by="",
+        crc32=0,
+        status="queued",
+        reason=None,
+        submitted_at=datetime.now(UTC),
+    )
+
+
+@contextmanager
+def _located(job: Job | Mapping[str, Any] | Path | str) -> Iterator[Job]:
+    """The job; an error in one that was read from a file names the line."""
+    if isinstance(job, Path | str):
+        with located(Path(job)):
+            yield load_job(Path(job))
+    else:
+        yield job if isinstance(job, Job) else parse_job(dict(job))
+
+
+@contextmanager
+def _torch_set_up_for(job: Job) -> Iterator[torch.device]:
+    """Threads and determinism as the job says; afterwards torch is as it was."""
+    num_threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    device = choose_device(job.training.device)
+    set_up_torch(job.training, device)
+    try:
+        yield device
+    finally:
+        torch.set_num_threads(num_threads)
+        torch.use_deterministic_algorithms(deterministic)
+
+
+@contextmanager
+def _scratch(num_bytes: int) -> Iterator[Path]:
+    """A folder for what sites keep: in memory where what they may keep fits well, else where temporary files are."""
+    room = shutil.disk_usage(MEMORY_FOLDER).free if MEMORY_FOLDER.is_dir() else 0
+    where = MEMORY_FOLDER if room > ROOM_FACTOR * num_bytes else None
+    folder = Path(tempfile.mkdtemp(prefix="atoll-simulation-", dir=where))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,81 @@
+"""`atoll simulate` from the command line: results on stdout and in files, words on stderr, exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from atoll.cli.app import app
+from atoll.simulations.run import SimulatedRun
+
+JOB = """
+[job]
+name = "digits"
+app = "digits"
+rounds = {rounds}
+[app]
+hidden = 8
+[strategy]
+schedule = {{ kind = "rounds", min = {min} }}
+[training]
+threads = 1
+device = "cpu"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A job, and made-up digits for all sites together and for two of them."""
+    rng = np.random.default_rng(0)
+    for name, number in {"central": 40, "site-1": 10, "site-2": 20}.items():
+        arrays = {f"x_{split}": rng.random((number, 64), np.float32) for split in ("train", "test")}
+        labels = {f"y_{split}": np.arange(number) % 10 for split in ("train", "test")}
+        np.savez(tmp_path / f"{name}.npz", allow_pickle=False, **arrays, **labels)
+    (tmp_path / "job.toml").write_text(JOB.format(rounds=2, min=2))
+    return tmp_path
+
+
+def run(folder: Path, *options: str) -> tuple[int, str, str]:
+    arguments = ["simulate", str(folder / "job.toml"), "--out", str(folder / "out"), "--home", str(folder), *options]
+    done = CliRunner().invoke(app, arguments)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_a_partition_of_one_file_and_a_file_for_each_site(folder: Path) -> None:
+    code, out, _ = run(
+        folder, "--sites", "4", "--data", f"path={folder}/central.npz", "--partition", "shards", "--json"
+    )
+    assert code == 0
+    found = json.loads(out)
+    assert [entry["weight"] for entry in found["rounds"]] == [40, 40]
+    assert len((folder / "out" / "rounds.jsonl").read_text().splitlines()) == 2
+    assert (folder / "out" / "model.safetensors").exists()
+    code, out, err = run(folder, "--sites", "2", "--data", f"path={folder}/{{site}}.npz")
+    assert code == 0
+    assert out.startswith("2 rounds of 2 sites in ")
+    assert "round 2 of 2, 2 sites, " in err
+
+
+def test_a_run_that_does_not_finish_has_its_exit_code_and_reason(folder: Path) -> None:
+    code, _, err = run(folder, "--sites", "1", "--data", f"path={folder}/central.npz")
+    assert code == 5
+    assert "round 1 needs 2 sites, there are 1: site-1" in err
+
+
+def test_ctrl_c_says_what_is_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SimulatedRun, "run", interrupted)
+    done = CliRunner().invoke(
+        app,
+        ["simulate", str(folder / "job.toml"), "--sites", "2", "--out", str(folder / "out"), "--data", f"path={folder}/central.npz"],
+    )  # fmt: skip
+    assert done.exit_code != 0
+    assert f"interrupted; the rounds that were committed are in {folder}/out/rounds.jsonl" in done.stderr
