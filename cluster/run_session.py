@@ -129,9 +129,8 @@ class RunSession:
         work = self._work_of(request, training)
         # The room is taken before the work is done: a full disk costs no training.
         room = create_update(Path(request.out_path), self.layout.num_bytes)
-        carried_over = (
-            self.carried_over.begin(request.round, request.counted_round) if self.carried_over else nullcontext()
-        )
+        carry = self.carried_over
+        carried_over = carry.begin(request.round, request.counted_round) if carry else nullcontext()
         with self._open_base(Path(request.base_path)) as base, room as out, carried_over as carried:
             kept = self.state.load(request.round)
             self._load(base, kept)
@@ -364,9 +363,7 @@ def open_session(request: Prepare, round_: int = 1, loaded: Loaded | None = None
         state=SiteState(folder),
         pairing=Pairing(rule=strategy.rule, state=SiteState(folder / "rule")),
         carried_over=CarriedOver(folder / "carried", layout, feedback) if feedback != "none" else None,
-        training=_open_training(request, whole, job, strategy, app, model)
-        if request.training and job.asks == "train"
-        else None,
+        training=_open_training(request, whole, job, strategy, app, model) if request.training else None,
         test_data=app.data("test") if job.evaluation.sites or not request.training else None,
     )
 

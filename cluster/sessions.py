@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +145,8 @@ def open_session(request: Prepare, round_: int = 1) -> Session:
             framed=not request.training,
         )
     if job.statistics is None:
-        return run_session.open_session(request, round_)
+        trains = request.training and job.asks == "train"  # else it judges alone
+        return run_session.open_session(replace(request, training=trains), round_)
     app = build_app(load_app(entry, request.app_hash), job.app, request.data)
     dataset = app.data("train")
     if dataset is None:

@@ -44,6 +44,7 @@ def expected(rounds: int, size: int = 100, seed: int = 3) -> list[bytes]:
     ]
 
 
+@pytest.mark.chaos
 def test_every_version_is_the_list_of_all_payloads_so_far(federation: Federation) -> None:
     start_all(federation)
     state = federation.finish(notes_job(rounds=2))
