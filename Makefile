@@ -18,7 +18,7 @@ install: $(installed)
 $(installed): pyproject.toml constraints.txt examples/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Atoll needs Python 3.11 or later; set PYTHON=")'
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable './examples[letters]'
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable './examples[letters,trees]'
 	@# What test_flwr.py compares with, in a folder of its own: flwr wants an older typer, which the part used here does not need.
 	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --no-deps --upgrade --target $(VENV)/flwr flwr iterators pycryptodome
 	@touch $@

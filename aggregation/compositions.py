@@ -97,4 +97,9 @@ BUILT_IN: Final[Mapping[str, Composition]] = {
         "(Li et al. 2021, arXiv:2012.04221, algorithm 1).",
         parts={"personal": {"kind": "ditto", "lam": 0.1}},
     ),
+    "bagging": Composition(
+        summary="Payloads of an opaque app, such as trees, appended round by round (Breiman 1996, Machine Learning 24; "
+        "Chen, Guestrin 2016, arXiv:1603.02754, for the trees of the example).",
+        parts={"reducer": {"kind": "append"}},
+    ),
 }

@@ -19,6 +19,7 @@ from atoll.aggregation.codecs.sparse import RandomK, TopK
 from atoll.aggregation.feddyn import FedDyn, FedDynOptimizer
 from atoll.aggregation.fednova import FedNova
 from atoll.aggregation.personal import Ditto, FineTune, NoPersonal
+from atoll.aggregation.reducers.append import Append
 from atoll.aggregation.reducers.bucketing import Bucketing
 from atoll.aggregation.reducers.central import CenteredClipping, FLTrust, GeometricMedian, QFedAvg
 from atoll.aggregation.reducers.coordinates import Median, TrimmedMean
@@ -57,6 +58,7 @@ BUILT_IN: Final[Mapping[str, Mapping[str, type]]] = {
         "bucketing": Bucketing,
         "fltrust": FLTrust,
         "qfedavg": QFedAvg,
+        "append": Append,
     },
     "optimizer": {
         "sgd": Sgd,

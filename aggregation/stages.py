@@ -6,6 +6,7 @@ state of the server optimizer, what a reducer needs) is of one kind in all of th
 
 from __future__ import annotations
 
+from atoll.aggregation.reducers.append import Append
 from atoll.aggregation.strategy import Strategy, resolve
 from atoll.wire.errors import ConfigError
 from atoll.wire.job import Job
@@ -45,6 +46,7 @@ def _require_alike(key: str, first: Strategy, later: Strategy) -> None:
     for part, reason, before, after in (
         ("optimizer", "its state has another precision", _precisions(first), _precisions(later)),
         ("reducer", "it needs other things of the updates", first.reducer.needs, later.reducer.needs),
+        ("reducer", "sites have agreed to these bounds", _bounds(first), _bounds(later)),
     ):
         if before != after:
             raise ConfigError(
@@ -58,3 +60,7 @@ def _require_alike(key: str, first: Strategy, later: Strategy) -> None:
 
 def _precisions(strategy: Strategy) -> str:
     return " and ".join(str(strategy.optimizer.precision(wide=wide)) for wide in (False, True))
+
+
+def _bounds(strategy: Strategy) -> str:
+    return str(strategy.reducer.options) if isinstance(strategy.reducer, Append) else ""

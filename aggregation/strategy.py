@@ -18,6 +18,7 @@ from atoll.aggregation.layout import Buffers
 from atoll.aggregation.lr_schedules import LearningRate
 from atoll.aggregation.metrics import require_sums
 from atoll.aggregation.personal import Personal
+from atoll.aggregation.reducers.append import Append, require_alone
 from atoll.aggregation.reducers.central import FLTrust
 from atoll.aggregation.reducers.reduction import Reducer
 from atoll.aggregation.round_sum import LARGEST_BOUND, SMALLEST_BOUND
@@ -40,6 +41,7 @@ from atoll.aggregation.schedule import (
     Stop,
     TimerFired,
 )
+from atoll.aggregation.schedules.rounds import Rounds
 from atoll.aggregation.server_optimizers import ServerOptimizer
 from atoll.wire.errors import ConfigError
 from atoll.wire.job import Job, Part, StrategySection, WorkSection
@@ -108,8 +110,14 @@ def resolve(job: Job) -> Strategy:
             value=str(section.sum.bound),
             bound=limits,
         )
+    if job.asks != "train" and not isinstance(made["schedule"], Rounds):
+        key = "strategy.schedule.kind"
+        text = f"{key} = {wanted['schedule']['kind']!r}: a job that trains nothing asks in one round; take rounds"
+        raise ConfigError(text, key=key, value=wanted["schedule"]["kind"], bound="rounds")
     _require_rates(made["optimizer"], job.job.rounds)
     _require_trusted(made["reducer"], job)
+    if isinstance(made["reducer"], Append):
+        require_alone(section, wanted)
     download = _download(section)
     combinations.require_allowed(
         combinations.Combined(
@@ -187,6 +195,12 @@ def require_regions_allowed(job: Job, regions: Sequence[str]) -> None:
     """
     if not regions:
         return
+    if job.asks != "train":
+        raise ConfigError(
+            f"regions = {', '.join(regions)!r}: a region has no data of its own and hands on updates alone, not "
+            f"{job.asks}; name sites of this federation alone in job.sites",
+            key="job.sites",
+        )
     require_sums(job)
     strategy = resolve(job)
     combined = combinations.Combined(

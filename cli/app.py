@@ -8,7 +8,20 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import demo, doctor, federation, models, options, runs, server, simulate, site, strategies, user
+from atoll.cli import (
+    demo,
+    doctor,
+    federation,
+    models,
+    options,
+    questions,
+    runs,
+    server,
+    simulate,
+    site,
+    strategies,
+    user,
+)
 from atoll.cli.exit_codes import table
 from atoll.cli.failures import TRACEBACK_VARIABLE, report
 
@@ -36,6 +49,8 @@ app.command()(runs.run)
 app.command(name="runs")(runs.list_runs)
 app.command()(runs.status)
 app.command()(runs.stop)
+app.command()(questions.evaluate)
+app.command()(questions.statistics)
 app.command()(models.model)
 app.command()(simulate.simulate)
 app.command(name="strategies")(strategies.strategies)

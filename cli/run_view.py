@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from atoll.cli.answers_view import answers
 from atoll.cli.output import one_line, size
 from atoll.cli.snapshots import headline_metric, metric_values
 from atoll.wire.names import PERSONAL
@@ -76,6 +77,7 @@ def render(snapshot: runs_pb2.RunSnapshot, width: int = WIDE) -> RenderableType:
             parts += [Text(f"{site.site}: {one_line(site.detail)}") for site in snapshot.sites if site.detail]
     if snapshot.rounds:
         parts.append(rounds_table(snapshot, newest=None if ended else ROUNDS_SHOWN, width=width))
+        parts += answers(snapshot.rounds[-1])
     return Group(*parts)
 
 

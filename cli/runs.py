@@ -48,8 +48,7 @@ def run(
     """
     import asyncio
 
-    from atoll.cli.following import follow
-    from atoll.cli.output import note, print_json
+    from atoll.cli.output import note
     from atoll.client.people import load_person
     from atoll.client.researcher import find_run, submit
     from atoll.wire.job import begun_from, load_job, located
@@ -60,11 +59,19 @@ def run(
     with located(job):
         wanted = load_job(job)
         old = asyncio.run(find_run(person, resume)) if resume is not None else None
-        submitted = asyncio.run(submit(person, begun_from(wanted, start=start, continues=old), notice=note))
+        started = asyncio.run(submit(person, begun_from(wanted, start=start, continues=old), notice=note))
+    submitted(person, started, watch=watch, events=events, as_json=as_json)
+
+
+def submitted(person: Person, run: str, *, watch: bool, events: Path | None = None, as_json: bool) -> None:
+    """Follows a run that was just submitted, or prints its id; `events`: file that gets what happens."""
+    from atoll.cli.following import follow
+    from atoll.cli.output import print_json
+
     if not watch:
-        print_json({"run": submitted}) if as_json else print(submitted)
+        print_json({"run": run}) if as_json else print(run)
         return
-    _end(follow(person, submitted, events=events), as_json)
+    _end(follow(person, run, events=events), as_json)
 
 
 def list_runs(home: options.PersonHome = None, as_json: options.AsJson = False) -> None:

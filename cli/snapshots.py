@@ -36,9 +36,36 @@ def reason(detail: errors_pb2.ErrorDetail) -> dict[str, Any] | None:
     return {"kind": detail.kind, "message": detail.message, **{key: value for key, value in named.items() if value}}
 
 
+def feature_record(summary: runs_pb2.FeatureSummary) -> dict[str, Any]:
+    """One feature over sites; `low` and `high` of a bin bound how many examples lie in it."""
+    edges: list[float | None] = [None, *summary.edges, None]
+    bins = zip(edges, edges[1:], summary.least, summary.most, strict=False)
+    return {
+        "sites": summary.num_sites,
+        "withheld": summary.num_withheld,
+        "count": summary.count,
+        "mean": summary.mean if summary.HasField("mean") else None,
+        "variance": summary.variance if summary.HasField("variance") else None,
+        "histogram": [{"from": a, "to": b, "low": low, "high": high} for a, b, low, high in bins],
+        "quantiles": [
+            {"q": found.q, **{key: getattr(found, key) if found.HasField(key) else None for key in _BOUNDS}}
+            for found in summary.quantiles
+        ],
+    }
+
+
+_BOUNDS = ("value", "lower", "upper")
+
+
 def round_record(record: runs_pb2.RoundRecord) -> dict[str, Any]:
     """One committed round."""
+    more: dict[str, Any] = {}
+    if record.features:
+        more["features"] = {summary.name: feature_record(summary) for summary in record.features}
+    if record.by_site:
+        more["by_site"] = {answer.site: _answer(answer) for answer in record.by_site}
     return {
+        **more,
         "round": record.round,
         "version": record.version,
         "sites": record.num_sites,
@@ -51,6 +78,12 @@ def round_record(record: runs_pb2.RoundRecord) -> dict[str, Any]:
         "bytes_up": record.bytes_up,
         "bytes_down": record.bytes_down,
     }
+
+
+def _answer(answer: runs_pb2.SiteAnswer) -> dict[str, Any]:
+    if answer.features:
+        return {"features": {summary.name: feature_record(summary) for summary in answer.features}}
+    return {"evaluate": metric_values(answer.metrics)}
 
 
 def run_record(snapshot: runs_pb2.RunSnapshot, *, rounds: bool = True) -> dict[str, Any]:

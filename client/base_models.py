@@ -46,6 +46,7 @@ class _Wanted:
     path: Path
     header: bytes
     num_bytes: int  # of the data
+    grows: bool  # it has up to `num_bytes`
     here: asyncio.Future[Path]
     backoff: Backoff = field(default_factory=Backoff)
     transfer: asyncio.Task[None] | None = None
@@ -67,11 +68,14 @@ class BaseModels:
         self._channel = channel
         self._wanted: dict[tuple[str, int], _Wanted] = {}
 
-    async def get(self, run: str, version: int, manifest: Manifest, *, encoded_bytes: int = 0) -> Path:
+    async def get(
+        self, run: str, version: int, manifest: Manifest, *, encoded_bytes: int = 0, most_bytes: int = 0
+    ) -> Path:
         """The model file of a version, fetched first where it is not here.
 
         Args:
             encoded_bytes: length of a version that comes by a codec, which is stored as it comes; 0: none does.
+            most_bytes: length of a list of payloads, at most, which is stored as it comes too; 0: it is none.
 
         Raises:
             LocalError: it cannot be stored here, DiskFull where there is no room.
@@ -84,10 +88,18 @@ class BaseModels:
         if wanted is None:
             await asyncio.to_thread(private_folder, path.parent)
             about = {"atoll.run": run, "atoll.version": str(version)}
-            header = b"" if encoded_bytes else await asyncio.to_thread(header_of, manifest, about)
-            num_bytes = encoded_bytes or manifest.num_bytes
+            header = b"" if encoded_bytes or most_bytes else await asyncio.to_thread(header_of, manifest, about)
+            num_bytes = most_bytes or encoded_bytes or manifest.num_bytes
             future = asyncio.get_running_loop().create_future()
-            wanted = _Wanted(run=run, version=version, path=path, header=header, num_bytes=num_bytes, here=future)
+            wanted = _Wanted(
+                run=run,
+                version=version,
+                path=path,
+                header=header,
+                num_bytes=num_bytes,
+                grows=bool(most_bytes),
+                here=future,
+            )
             self._wanted[run, version] = wanted
             self._ask(wanted)
         try:
@@ -108,8 +120,8 @@ class BaseModels:
         if wanted is None:
             _log.info("run %s: version %d is not wanted any more", grant.key.run, grant.version)
             return
-        if grant.num_bytes != wanted.num_bytes:
-            self._settle(wanted, _wrong_size(grant, wanted.num_bytes))
+        if grant.num_bytes > wanted.num_bytes or (grant.num_bytes < wanted.num_bytes and not wanted.grows):
+            self._settle(wanted, _wrong_size(grant, wanted.num_bytes, grows=wanted.grows))
             return
         if wanted.transfer is not None:
             wanted.transfer.cancel()
@@ -191,12 +203,13 @@ class BaseModels:
             wanted.here.set_exception(error)
 
 
-def _wrong_size(grant: pb.Grant, num_bytes: int) -> Malformed:
+def _wrong_size(grant: pb.Grant, num_bytes: int, *, grows: bool) -> Malformed:
+    wanted = f"at most {num_bytes}" if grows else f"{num_bytes}"
     return Malformed(
         f"run {grant.key.run}: the server grants {grant.num_bytes} bytes of version {grant.version}, "
-        f"the run's manifest and codec make {num_bytes}",
+        f"the run's manifest and strategy make {wanted}",
         run=grant.key.run,
         field="num_bytes",
         value=grant.num_bytes,
-        bound=num_bytes,
+        bound=wanted,
     )

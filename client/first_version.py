@@ -19,6 +19,8 @@ from atoll.wire.errors import AtollError, BadManifest, ConfigError, LocalError
 from atoll.wire.job import Job
 from atoll.wire.manifest import Manifest
 from atoll.wire.model_file import open_model
+from atoll.wire.payload_list import MAGIC, TENSOR, is_list
+from atoll.wire.payload_list import manifest_of as manifest_of_payloads
 from atoll.wire.room import reserve
 
 if TYPE_CHECKING:
@@ -72,6 +74,7 @@ def build_first_version(person: Person, job: Job, folder: Path) -> FirstVersion:
         LocalError: a file cannot be read or written.
     """
     from atoll.aggregation.lanes import run_manifest
+    from atoll.aggregation.reducers.append import Append
     from atoll.aggregation.stages import Strategies
     from atoll.wire.tensors import frozen_of, manifest_of
 
@@ -79,22 +82,36 @@ def build_first_version(person: Person, job: Job, folder: Path) -> FirstVersion:
     strategy = Strategies(job).first
     entry = app_entry(person, job.job.app)
     app_hash = hash_distribution(entry.distribution)
-    module = _build_model(person, entry, app_hash, job)
-    parameters = job.strategy.parameters or "all"
-    frozen = frozen_of(module) if parameters == "trainable" else ()
-    manifest = run_manifest(manifest_of(module, parameters, frozen), strategy.lanes, strategy.local)
-    for number, stage in enumerate(job.stages[1:]):
-        if stage.job.app != job.app:
-            _check_stage(
-                manifest.model, manifest_of(_build_model(person, entry, app_hash, stage.job), parameters), number
-            )
     path = folder / "version-0.bin"
+    start = Path(job.job.start) if job.job.start is not None else None
     try:
-        start = job.job.start
-        crc32 = _write(path, manifest, module) if start is None else _copy(path, manifest, Path(start))
+        if isinstance(strategy.reducer, Append) or job.statistics is not None:
+            manifest, crc32 = _write_payloads(path, start)
+        else:
+            module = _build_model(person, entry, app_hash, job)
+            parameters = job.strategy.parameters or "all"
+            frozen = frozen_of(module) if parameters == "trainable" else ()
+            manifest = run_manifest(manifest_of(module, parameters, frozen), strategy.lanes, strategy.local)
+            for number, stage in enumerate(job.stages[1:]):
+                if stage.job.app != job.app:
+                    later = manifest_of(_build_model(person, entry, app_hash, stage.job), parameters)
+                    _check_stage(manifest.model, later, number)
+            crc32 = _write(path, manifest, module) if start is None else _copy(path, manifest, start)
     except OSError as error:
         raise LocalError(f"{path} cannot be written: {error.strerror}") from None
     return FirstVersion(manifest=manifest.encode(), app_hash=app_hash, path=path, crc32=crc32)
+
+
+def _write_payloads(path: Path, start: Path | None) -> tuple[Manifest, int]:
+    """Writes a list of payloads, empty or that of a model file; its manifest and crc32."""
+    data = MAGIC
+    if start is not None:
+        with open_model(start) as model:
+            if not is_list(model.manifest):
+                raise BadManifest(f"{start} holds tensors, the job wants a list of payloads", field=TENSOR)
+            data = bytes(model.map)
+    path.write_bytes(data)
+    return manifest_of_payloads(len(data)), crc32_of(data)
 
 
 def _write(path: Path, manifest: Manifest, module: nn.Module) -> int:

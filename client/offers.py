@@ -14,7 +14,7 @@ from typing import Any
 
 from atoll.client.home import SiteHome
 from atoll.client.left_state import app_folder, take_up
-from atoll.client.policy import Request, check_request, zones_of
+from atoll.client.policy import Request, check_request, tasks_of, zones_of
 from atoll.client.settings import AppSection, SiteSettings
 from atoll.cluster.messages import Prepare
 from atoll.cluster.registry import hash_distribution
@@ -87,6 +87,7 @@ def _consented(offer: pb.RunOffer, settings: SiteSettings, home: SiteHome) -> Jo
         fewest_sites=offer.fewest_sites,
         submitted_by=offer.submitted_by,
         zones=zones_of(job),
+        tasks=tasks_of(job),
     )
     check_request(home.policy, request, site=site)
     return job

@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, Field, ValidationError
 
 from atoll.wire.errors import ConfigError, PolicyRefused
 from atoll.wire.explain import explain
-from atoll.wire.job import Job, Strict
+from atoll.wire.job import Asks, Job, Strict
 from atoll.wire.toml_file import read_toml
 
 ANYBODY = "*"
@@ -51,6 +51,7 @@ class Request:
     fewest_sites: int  # that an aggregate of the run combines
     submitted_by: str
     zones: tuple[str, ...]  # trust zones in which the job would connect sites directly
+    tasks: tuple[Asks, ...] = ("train", "evaluate")  # what the run asks of a site
 
 
 class Policy(Strict):
@@ -61,6 +62,8 @@ class Policy(Strict):
     min_cohort: int = Field(default=3, ge=1)  # sites: below three, one can compute what another sent
     max_rounds: int = Field(default=100, ge=1)
     zones: tuple[str, ...] = ()
+    tasks: tuple[Asks, ...] = ("train", "evaluate")  # statistics are granted by name
+    min_cell_count: int = Field(default=10, ge=1)  # examples behind every number of statistics; a job may ask for more
 
     def check(self, request: Request, *, site: str) -> None:
         """Return if this site takes part in `request`.
@@ -74,6 +77,7 @@ class Policy(Strict):
             self._cohort(request),
             self._rounds(request),
             self._zones(request),
+            self._tasks(request),
         ):
             if reason is not None:
                 raise PolicyRefused(
@@ -111,7 +115,7 @@ class Policy(Strict):
         text = (
             f"a round of the run may combine as few as {request.fewest_sites} sites, min_cohort is {self.min_cohort}; raise "
             f"min (and quorum, where it is set) of the job's schedule to {self.min_cohort}, and take a reducer that "
-            "mixes as many, such as mean"
+            "mixes as many, such as mean; leave out by_site, which shows each site's answer by itself"
         )
         return _Reason("min_cohort", text, request.fewest_sites, self.min_cohort)
 
@@ -134,6 +138,15 @@ class Policy(Strict):
                 return _Reason("zones", text, zone, ", ".join(self.zones))
         return None
 
+    def _tasks(self, request: Request) -> _Reason | None:
+        for task in request.tasks:
+            if task not in self.tasks:
+                text = f"the run asks for {task!r}, which is not in tasks; ask the site's administrator to add it"
+                if task == "evaluate":
+                    text += ", or set evaluation.sites = false in the job"
+                return _Reason("tasks", text, task, ", ".join(self.tasks))
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class _Reason:
@@ -141,6 +154,12 @@ class _Reason:
     text: str
     value: object
     bound: object
+
+
+def tasks_of(job: Job) -> tuple[Asks, ...]:
+    """Kinds of task that a job has for its sites."""
+    judged = job.asks == "train" and job.evaluation.sites
+    return tuple(kind for kind in get_args(Asks) if kind == job.asks or (judged and kind == "evaluate"))
 
 
 def zones_of(job: Job) -> tuple[str, ...]:
@@ -182,27 +201,43 @@ def check_request(path: Path, request: Request, *, site: str) -> None:
     Raises:
         PolicyRefused: it does not, or there is no policy, or it cannot be understood.
     """
+    _read(path, site=site, run=request.run).check(request, site=site)
+
+
+def least_cell(path: Path, *, site: str, run: str) -> int:
+    """Examples behind every number of statistics, as the policy in `path` has it now.
+
+    Raises:
+        PolicyRefused: it does not allow statistics (any more), is gone, or cannot be understood.
+    """
+    policy = _read(path, site=site, run=run)
+    if "statistics" not in policy.tasks:
+        text = f"policy of site {site}: 'statistics' is not in tasks; ask the site's administrator to add it"
+        raise PolicyRefused(text, site=site, run=run, field="tasks", bound=", ".join(policy.tasks))
+    return policy.min_cell_count
+
+
+def _read(path: Path, *, site: str, run: str) -> Policy:
     if not path.exists():
         raise PolicyRefused(
             f"site {site} has no policy, so it takes part in nothing; its administrator has to write policy.toml and "
             "name there what it allows",
             site=site,
-            run=request.run,
+            run=run,
             field="policy.toml",
             value="absent",
         )
     try:
-        policy = load_policy(path)
+        return load_policy(path)
     except ConfigError as error:
         # The text of the file is the site's own business: only the key leaves.
         raise PolicyRefused(
             f"the policy of site {site} has a fault, so everything is refused until its administrator has mended it: "
             "`atoll doctor` there names the line",
             site=site,
-            run=request.run,
+            run=run,
             field=error.key or "policy.toml",
         ) from error
-    policy.check(request, site=site)
 
 
 STARTER_POLICY = """\
@@ -228,4 +263,12 @@ max_rounds = 100
 # Trust zones in which this site may exchange gradients with other sites directly, without the server between.
 # Members of a zone see each other's gradients. Empty: never.
 zones = []
+
+# What a run may ask of this site: "train", "evaluate" (metrics on its test data), "statistics" (counts, means and
+# histograms of its training data, which no model hides).
+tasks = ["train", "evaluate"]
+
+# Fewest examples behind every number of statistics. Smaller groups are counted with their neighbours, or left out,
+# before anything leaves; a job may ask for more.
+min_cell_count = 10
 """

@@ -12,7 +12,6 @@ again or has its result, never neither.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -20,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from atoll.aggregation.statistics import check_statistics
+from atoll.client.answers import accept_of, config_of, statistics_to_messages, sums_of
 from atoll.client.attachment import Mailbox
 from atoll.client.base_models import BaseModels, Spawn
 from atoll.client.board import Board
@@ -27,11 +28,12 @@ from atoll.client.deliveries import Deliveries
 from atoll.client.home import SiteHome
 from atoll.client.left_state import set_aside
 from atoll.client.offers import Admission, admit, admit_region, preparation
+from atoll.client.policy import least_cell
 from atoll.client.refusal import as_refusal
 from atoll.client.settings import SiteSettings
 from atoll.client.steps import Observer, Step
 from atoll.client.workers import Witness, Worker
-from atoll.cluster.messages import Evaluate, MetricSums, Prepared, Train
+from atoll.cluster.messages import Describe, Evaluate, Prepared, Train
 from atoll.cluster.worker_process import WorkerDied
 from atoll.transport.durable import disk_errors
 from atoll.transport.outbox import Outbox
@@ -42,7 +44,6 @@ from atoll.wire.errors import (
     AtollError,
     DiskFull,
     Incompatible,
-    Malformed,
     NotAllowed,
     PolicyRefused,
     RemoteError,
@@ -52,7 +53,6 @@ from atoll.wire.errors import (
 _log = logging.getLogger(__name__)
 
 MAX_WORKER_DEATHS = 3  # tries of one task: a second death may be chance (memory), a third is the app
-TASK_CONFIG_BYTES = 64 << 10  # as wire/control.proto bounds it
 UPDATE = "update"  # the payload of a training
 SUM = "sum"  # that of a region
 DISK_PATIENCE_S = 5.0  # between tries while the disk is full; a person frees space within minutes
@@ -120,7 +120,7 @@ class RunWork:
         self._place.on_step(Step.JOINED, self.run)
         _log.info("run %s: joined, device %s, weight up to %d", self.run, prepared.device, prepared.max_weight)
         await self._place.witness.joined(self.run)
-        self._place.mailbox.post(offer_reply=pb.OfferReply(run=self.run, accept=_accept(prepared)))
+        self._place.mailbox.post(offer_reply=pb.OfferReply(run=self.run, accept=accept_of(prepared)))
 
     async def _ready_in_time(self) -> _Bench:
         """As `_ready`; a worker that dies is started again, a few times, while the run still waits for this site."""
@@ -256,7 +256,7 @@ class RunWork:
     async def _ask_worker(self, key: Key, task: pb.Task) -> pb.Result:
         place = self._place
         bench = await self._ready()
-        config = _config(task)
+        config = config_of(task)
         num_rounds = bench.admission.job.job.rounds
         if task.round > num_rounds:
             raise PolicyRefused(
@@ -268,8 +268,14 @@ class RunWork:
                 value=task.round,
                 bound=num_rounds,
             )
+        if task.kind == pb.STATISTICS:
+            return await self._describe(key, task, bench)
         base = await place.base_models.get(
-            self.run, task.base_version, bench.admission.manifest, encoded_bytes=bench.prepared.download_bytes
+            self.run,
+            task.base_version,
+            bench.admission.manifest,
+            encoded_bytes=bench.prepared.download_bytes,
+            most_bytes=bench.prepared.most_version_bytes,
         )
         place.on_step(Step.FETCHED, str(key))
         # Now, rather than at the commit: what the next round begins with would wait for the disk.
@@ -319,14 +325,28 @@ class RunWork:
             )
         payload = pb.Payload(name=name, num_bytes=trained.num_bytes, crc32=trained.crc32)
         return pb.Result(
-            key=task.key, round=task.round, weight=trained.weight, metrics=_sums(trained.metrics), payloads=[payload]
+            key=task.key, round=task.round, weight=trained.weight, metrics=sums_of(trained.metrics), payloads=[payload]
         )
 
     async def _evaluate(self, key: Key, task: pb.Task, bench: _Bench, common: dict[str, Any]) -> pb.Result:
         self._place.board.working(self.run, "evaluating", task.round)
         evaluated = await bench.worker.evaluate(Evaluate(**common))
         self._place.on_step(Step.WORKED, str(key))
-        return pb.Result(key=task.key, round=task.round, metrics=_sums(evaluated.metrics))
+        return pb.Result(key=task.key, round=task.round, metrics=sums_of(evaluated.metrics))
+
+    async def _describe(self, key: Key, task: pb.Task, bench: _Bench) -> pb.Result:
+        """Statistics. The policy is read now, and what the worker made of it is looked at again before it leaves."""
+        self._place.board.working(self.run, "counting", task.round)
+        section = bench.admission.job.statistics
+        if section is None:
+            text = f"site {self._site} has agreed to a run without statistics"
+            raise PolicyRefused(text, site=self._site, run=self.run, field="statistics")
+        least = await asyncio.to_thread(least_cell, self._place.home.policy, site=self._site, run=self.run)
+        described = await bench.worker.describe(Describe(key=str(key), round=task.round, min_cell_count=least))
+        self._place.on_step(Step.WORKED, str(key))
+        check_statistics(described.features, section, least)
+        statistics = statistics_to_messages(described.features)
+        return pb.Result(key=task.key, round=task.round, statistics=statistics)
 
     async def _failed(self, key: Key, task: pb.Task, error: AtollError) -> None:
         place = self._place
@@ -369,28 +389,3 @@ class RunWork:
     @property
     def _site(self) -> str:
         return self._place.settings.site.name
-
-
-def _accept(prepared: Prepared) -> pb.Accept:
-    accept = pb.Accept(max_weight=prepared.max_weight)
-    if prepared.num_sites:
-        accept.region.CopyFrom(pb.Region(num_sites=prepared.num_sites, sum_weights=prepared.sum_weights))
-    return accept
-
-
-def _config(task: pb.Task) -> dict[str, Any]:
-    if len(task.config) > TASK_CONFIG_BYTES:
-        raise Malformed(
-            f"task {task.key.task!r}: config of {len(task.config)} bytes", field="config", bound=TASK_CONFIG_BYTES
-        )
-    try:
-        config = json.loads(task.config or b"{}")
-    except (ValueError, RecursionError):
-        config = None
-    if not isinstance(config, dict):
-        raise Malformed(f"task {task.key.task!r}: config is not a JSON object", run=task.key.run, field="config")
-    return config
-
-
-def _sums(metrics: MetricSums) -> dict[str, pb.MetricSum]:
-    return {name: pb.MetricSum(sum=total, count=count) for name, (total, count) in metrics.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from atoll.cluster.messages import Evaluate, Evaluated, Prepare, Prepared, Train, Trained
+from atoll.cluster.messages import Describe, Described, Evaluate, Evaluated, Prepare, Prepared, Train, Trained
 
 
 class Worker(Protocol):
@@ -26,6 +26,8 @@ class Worker(Protocol):
     async def train(self, request: Train, on_progress: Callable[[int, int], None] | None = None) -> Trained: ...
 
     async def evaluate(self, request: Evaluate) -> Evaluated: ...
+
+    async def describe(self, request: Describe) -> Described: ...
 
     async def close(self) -> None: ...
 

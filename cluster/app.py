@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -29,6 +29,11 @@ from atoll.cluster.seeds import model_seed, seeded
 from atoll.cluster.tensor_batches import tensor_batches
 from atoll.wire.errors import AppFailed
 from atoll.wire.explain import explain
+
+if TYPE_CHECKING:
+    from atoll.cluster.opaque_app import OpaqueApp
+
+A = TypeVar("A", bound="App | OpaqueApp")
 
 
 class App(ABC):
@@ -74,6 +79,10 @@ class App(ABC):
         """Sum and count of each metric over the batch, such as {"accuracy": (num_correct, num_examples)}."""
         return {}
 
+    def features(self, batch: Any) -> Mapping[str, Tensor]:
+        """What statistics over sites may count: a column of each feature, shape (B,), NaN where an example lacks it."""
+        return {}
+
     def examples(self, batch: Any) -> int:
         """Weight of a batch: by default the length of its first tensor. Must be additive over examples."""
         return len(next(_tensors(batch)))
@@ -93,7 +102,7 @@ class App(ABC):
         return DataLoader(dataset, batch_size=batch_size, shuffle=shuffle, generator=generator)
 
 
-def build_app(kind: type[App], values: Mapping[str, Any], source: Mapping[str, Any]) -> App:
+def build_app(kind: type[A], values: Mapping[str, Any], source: Mapping[str, Any]) -> A:
     """The app for a job's `[app]` values and a machine's `[data.NAME]` table.
 
     Raises:

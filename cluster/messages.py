@@ -15,10 +15,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from atoll.aggregation.statistics import FeatureStatistics
 from atoll.wire import errors
 from atoll.wire.errors import AtollError, LocalError, Malformed, RemoteError
 
-LINE_BYTES = 8 << 20  # a job (at most 1 MiB) escaped inside JSON, with room
+LINE_BYTES = 8 << 20  # a job (at most 1 MiB) escaped inside JSON, or the cells of 256 features, with room
 
 _STRICT = ConfigDict(extra="forbid", strict=True)
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -81,6 +82,17 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Describe:
+    """Make statistics of the training data, as the job's table says. Answered by `Described`."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    kind: Literal["describe"] = "describe"
+    key: str
+    round: Annotated[int, Field(ge=1)]
+    min_cell_count: Annotated[int, Field(ge=1)]  # the larger of the site's and the job's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
     """Nobody wants this task any more. No answer of its own: the task fails as Stale, or had ended before."""
 
@@ -103,11 +115,12 @@ class Prepared:
     kind: Literal["prepared"] = "prepared"
     key: str = "prepare"
     max_weight: _Count  # largest weight of an update of this site in this run; 0 where it only evaluates
-    update_bytes: _Count  # length of every update; 0 where it only evaluates
+    update_bytes: _Count  # length of every update, and at most that of a payload; 0 where it only evaluates
     device: str  # as torch names it: "cpu", "cuda:0"
     download_bytes: _Count = 0  # length of a version as it comes, where a codec made it smaller; 0: a model file
     num_sites: _Count = 0  # below a region; 0 of a worker
     sum_weights: _Count = 0  # of a region: largest weight of its sums
+    most_version_bytes: _Count = 0  # of a list of payloads, which grows and comes as it is; 0 of tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +151,14 @@ class Evaluated:
     kind: Literal["evaluated"] = "evaluated"
     key: str
     metrics: MetricSums  # empty where the app has no test data here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    kind: Literal["described"] = "described"
+    key: str
+    features: dict[str, FeatureStatistics]  # without those that are withheld
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,8 +193,8 @@ _OWN_KINDS: Mapping[str, type[AtollError]] = {
     kind.__name__: kind for kind in (errors.ConfigError, LocalError, *LocalError.__subclasses__())
 }
 
-Request = Prepare | Train | Evaluate | Cancel | Close
-Answer = Prepared | Progress | Trained | Evaluated | Failed
+Request = Prepare | Train | Evaluate | Describe | Cancel | Close
+Answer = Prepared | Progress | Trained | Evaluated | Described | Failed
 Message = Request | Answer
 
 _ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])

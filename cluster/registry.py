@@ -16,12 +16,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from atoll.wire.errors import AppFailed, AtollError, NotAllowed, Unknown
 
 if TYPE_CHECKING:
     from atoll.cluster.app import App
+    from atoll.cluster.opaque_app import OpaqueApp
 
 GROUP = "atoll.apps"
 MEND_APP = "correct the app, and install the new version at the sites and at the researcher"
@@ -72,6 +73,17 @@ def load_app(entry: AppEntry, expected_hash: str) -> type[App]:
         NotAllowed: the installed code is not the code that was asked for.
         AppFailed: it does not import, or is no App.
     """
+    found: type[App] = _load(entry, expected_hash, "atoll.cluster.app", "App")
+    return found
+
+
+def load_opaque_app(entry: AppEntry, expected_hash: str) -> type[OpaqueApp]:
+    """The same of an app whose model is a list of payloads. Raises as `load_app` does."""
+    found: type[OpaqueApp] = _load(entry, expected_hash, "atoll.cluster.opaque_app", "OpaqueApp")
+    return found
+
+
+def _load(entry: AppEntry, expected_hash: str, module: str, kind: str) -> Any:
     found_hash = hash_distribution(entry.distribution)
     if found_hash != expected_hash:
         raise NotAllowed(
@@ -90,7 +102,7 @@ def load_app(entry: AppEntry, expected_hash: str) -> type[App]:
             value=entry.entry_point,
             bound=", ".join(sorted(points)),
         )
-    return _import(entry, points[entry.entry_point])
+    return _import(entry, points[entry.entry_point], module, kind)
 
 
 def failure_of(error: BaseException, doing: str, *, advice: str, num_frames: int = 6) -> AppFailed:
@@ -111,9 +123,8 @@ def failure_of(error: BaseException, doing: str, *, advice: str, num_frames: int
     )
 
 
-def _import(entry: AppEntry, point: metadata.EntryPoint) -> type[App]:
-    from atoll.cluster.app import App  # here, since it loads torch
-
+def _import(entry: AppEntry, point: metadata.EntryPoint, module: str, kind: str) -> Any:
+    wanted = getattr(importlib.import_module(module), kind)  # here, since it loads torch
     try:
         found = point.load()
     except AtollError:
@@ -122,9 +133,9 @@ def _import(entry: AppEntry, point: metadata.EntryPoint) -> type[App]:
         needs = "install what it needs there, in the Python environment that runs Atoll"
         advice = needs if isinstance(error, ImportError) else MEND_APP
         raise failure_of(error, f"app {entry.name!r} does not import", advice=advice) from error
-    if not (isinstance(found, type) and issubclass(found, App)):
+    if not (isinstance(found, type) and issubclass(found, wanted)):
         raise AppFailed(
-            f"app {entry.name!r}: {point.value} is not a subclass of atoll.App; have entry point {point.name!r} of "
+            f"app {entry.name!r}: {point.value} is not a subclass of atoll.{kind}; have entry point {point.name!r} of "
             f"{entry.distribution!r} name one",
             field=entry.name,
         )

@@ -123,9 +123,8 @@ class RunSession:
         work = self._work_of(request, training)
         # The room is taken before the work is done: a full disk costs no training.
         room = create_update(Path(request.out_path), self.layout.num_bytes)
-        carried_over = (
-            self.carried_over.begin(request.round, request.counted_round) if self.carried_over else nullcontext()
-        )
+        carry = self.carried_over
+        carried_over = carry.begin(request.round, request.counted_round) if carry else nullcontext()
         with self._open_base(Path(request.base_path)) as base, room as out, carried_over as carried:
             kept = self.state.load(request.round)
             self._load(base, kept)

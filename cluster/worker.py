@@ -22,6 +22,7 @@ from atoll.cluster.messages import (
     Answer,
     Cancel,
     Close,
+    Describe,
     Evaluate,
     Failed,
     Prepare,
@@ -31,9 +32,8 @@ from atoll.cluster.messages import (
     decode,
     encode,
 )
-from atoll.cluster.open_session import open_session
 from atoll.cluster.registry import MEND_APP, failure_of
-from atoll.cluster.run_session import OnStep, RunSession
+from atoll.cluster.sessions import OnStep, Session, open_session
 from atoll.wire.errors import AtollError, Malformed, RemoteError, Stale
 
 PROGRESS_EVERY_S = 0.2
@@ -72,7 +72,7 @@ class Inbox:
         message = decode(line)
         if isinstance(message, Cancel):
             self._cancelled.add(message.key)
-        elif isinstance(message, Prepare | Train | Evaluate | Close):
+        elif isinstance(message, Prepare | Train | Evaluate | Describe | Close):
             self._closing = isinstance(message, Close)
             self.requests.put(message)
         else:
@@ -85,14 +85,14 @@ class Worker:
     def __init__(self, connection: socket.socket, inbox: Inbox) -> None:
         self._connection, self._inbox = connection, inbox
         self._prepare: Prepare | None = None
-        self._session: RunSession | None = None
+        self._session: Session | None = None
 
     def serve(self) -> None:
         """Returns when the agent says Close."""
         while not isinstance(request := self._inbox.requests.get(), Close | Cancel):
             self._connection.sendall(self._answer(request))
 
-    def _answer(self, request: Prepare | Train | Evaluate) -> bytes:
+    def _answer(self, request: Prepare | Train | Evaluate | Describe) -> bytes:
         key = "prepare" if isinstance(request, Prepare) else request.key
         try:
             return encode(self._do(request))
@@ -106,7 +106,7 @@ class Worker:
             )
             return encode(Failed.of(key, self._placed(failure, request)))
 
-    def _do(self, request: Prepare | Train | Evaluate) -> Answer:
+    def _do(self, request: Prepare | Train | Evaluate | Describe) -> Answer:
         if isinstance(request, Prepare):
             self._prepare = self._session = None  # the old run's memory first
             self._session = open_session(request)
@@ -116,9 +116,13 @@ class Worker:
             raise Malformed(f"{request.kind} before prepare")
         session = self._open_at(self._prepare, request.round)
         on_step = self._on_step(request.key)
-        return session.train(request, on_step) if isinstance(request, Train) else session.evaluate(request, on_step)
+        do = getattr(session, request.kind, None)  # each request has the name of a session's method
+        if do is None:
+            raise Malformed(f"{request.kind} in a run whose job does not ask for it", field="kind", value=request.kind)
+        answer: Answer = do(request, on_step)
+        return answer
 
-    def _open_at(self, prepare: Prepare, round_: int) -> RunSession:
+    def _open_at(self, prepare: Prepare, round_: int) -> Session:
         """The session of a round, opened anew where the job's `[app]` has other values in it."""
         if self._session is not None:
             self._session = self._session.at(round_)
@@ -139,7 +143,7 @@ class Worker:
 
         return on_step
 
-    def _placed(self, error: AtollError, request: Prepare | Train | Evaluate) -> AtollError:
+    def _placed(self, error: AtollError, request: Prepare | Train | Evaluate | Describe) -> AtollError:
         """The error with site, run and round, where it does not name them itself."""
         session = request if isinstance(request, Prepare) else self._prepare
         if isinstance(error, RemoteError) and session is not None:

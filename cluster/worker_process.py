@@ -27,6 +27,8 @@ from atoll.cluster.messages import (
     Answer,
     Cancel,
     Close,
+    Describe,
+    Described,
     Evaluate,
     Evaluated,
     Failed,
@@ -55,7 +57,7 @@ _PASSED_ON = frozenset(
 _PASSED_ON_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_",
                        "TORCH_", "PYTORCH_", "HIP_", "ROCR_", "HSA_", "ZE_", "TRITON_", "THP_", "MALLOC_")  # fmt: skip
 
-A = TypeVar("A", Prepared, Trained, Evaluated)
+A = TypeVar("A", Prepared, Trained, Evaluated, Described)
 
 
 class WorkerDied(LocalError):
@@ -97,7 +99,7 @@ class ChildProcess:
 
 
 class WorkerProcess:
-    """One worker. `start`, `prepare`, then any number of `train` and `evaluate`, one at a time; `close` or `kill`.
+    """One worker. `start`, `prepare`, then any number of `train`, `evaluate` and `describe`, one at a time; `close` or `kill`.
 
     Every call raises WorkerDied when the process is gone, and the worker's own error (AppFailed, BadUpdate,
     NotAllowed, DeviceMissing, DiskFull, LocalError, ...) where it answered with one. After any error but WorkerDied
@@ -168,6 +170,10 @@ class WorkerProcess:
     async def evaluate(self, request: Evaluate) -> Evaluated:
         """Judge a version on this machine's test data."""
         return await self._ask(request, Evaluated, request.key)
+
+    async def describe(self, request: Describe) -> Described:
+        """Make statistics of this machine's training data."""
+        return await self._ask(request, Described, request.key)
 
     async def close(self) -> None:
         """End the worker in order, or kill it where that takes over 10 s. Safe to call twice or on a dead one."""
@@ -268,7 +274,7 @@ class WorkerProcess:
             self.kill()
             raise await self._death(f"ended during {doing}")
         message = decode(line)
-        if isinstance(message, Prepare | Train | Evaluate | Cancel | Close):
+        if isinstance(message, Prepare | Train | Evaluate | Describe | Cancel | Close):
             raise Malformed(f"worker sent a request: {message.kind!r}")
         return message
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.aggregation.reducers.append import Append
 from atoll.aggregation.schedule import Resumable
 from atoll.aggregation.strategy import Strategy, resolve
 from atoll.server.events import Continued, Delegated, decode_event
@@ -56,8 +57,8 @@ def source_of(store: Store, caller: Caller, job: Job, manifest: Manifest) -> Sou
         number, version, crc32 = begun.round, begun.version, row.crc32
     else:
         number, version, crc32 = 0, 0, row.crc32
-    _require_model(run, Manifest.decode(store.manifest(run)), manifest)
     _require_alike(run, decode_job(row.job), job)
+    _require_model(run, Manifest.decode(store.manifest(run)), manifest)
     if job.job.rounds <= number:
         raise ConfigError(
             f"job.rounds = {job.job.rounds}: run {run} has done {number} rounds, and this job counts them too; raise it",
@@ -122,6 +123,13 @@ def _require_model(run: str, before: Manifest, now: Manifest) -> None:
 def _require_alike(run: str, before: Job, now: Job) -> None:
     """What reaches over the rounds of a run, at the server and at the sites, must be of one kind."""
     old, new = resolve(before), resolve(now)
+    if before.asks != "train" or isinstance(old.reducer, Append) or isinstance(new.reducer, Append):
+        raise ConfigError(
+            f"job.continues: run {run} and this one have to be trainings of tensors, with rounds that go on; begin anew "
+            "from a model: atoll run --from FILE",
+            key="job.continues",
+            value=run,
+        )
     for key, was, is_ in (
         ("job.app", before.job.app, now.job.app),
         ("strategy.optimizer", _optimizer(old), _optimizer(new)),

@@ -26,9 +26,9 @@ from atoll.server.events import (
 )
 from atoll.server.messages import cancel_message, committed_message, offer_message, task_message
 from atoll.server.models import RunModels
-from atoll.server.pipeline import Pipeline
 from atoll.server.records import RoundRow, RunRow
 from atoll.server.round import Round
+from atoll.server.round_work import RoundWork
 from atoll.server.run import advance, begin, end_of, kept_for_good, outstanding, replay
 from atoll.server.run_state import (
     AnnounceCommit,
@@ -77,7 +77,7 @@ class RunDriver:
         row: RunRow,
         job: Job,
         plan: Plan,
-        pipeline: Pipeline,
+        pipeline: RoundWork,
         models: RunModels,
         manifest: Manifest,
         store: Store,
@@ -295,7 +295,7 @@ class RunDriver:
     # --- tasks and timers -------------------------------------------------------------------------------------------
 
     def _send_task(self, task: Task) -> None:
-        message = task_message(self.run, task, self.state)
+        message = task_message(self.run, task, self.state, self.plan.asks)
         self._around.send(task.site, task=message)
         self._on_step(Step.DISPATCHED, self.run)
 

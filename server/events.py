@@ -17,7 +17,7 @@ from atoll.server.round import Metrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateAccepted:
-    """The update of a training task is whole and valid."""
+    """The update of a round's task is whole and valid; of a run that trains nothing, all of it is in here."""
 
     task: str
     attempt: int
@@ -25,6 +25,7 @@ class UpdateAccepted:
     round: int
     weight: int
     metrics: Metrics
+    statistics: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from atoll.server.records import RunRow
 from atoll.server.run_state import RunState, Task
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import RemoteError, to_detail
+from atoll.wire.job import Asks
 from atoll.wire.manifest import Manifest
 
 
@@ -21,16 +22,19 @@ def offer_message(row: RunRow, manifest: Manifest, fewest_sites: int) -> pb.RunO
     )
 
 
-def task_message(run: str, task: Task, state: RunState) -> pb.Task:
+_KINDS: dict[Asks, pb.TaskKind] = {"train": pb.TRAIN, "evaluate": pb.EVALUATE, "statistics": pb.STATISTICS}
+
+
+def task_message(run: str, task: Task, state: RunState, asks: Asks = "train") -> pb.Task:
     """A task of a site; of a training also the terms of its open round, which a region folds with."""
     round_ = state.rounds.get(task.round)
     message = pb.Task(
         key=task_key(run, task),
-        kind=pb.TRAIN if task.kind == "train" else pb.EVALUATE,
+        kind=_KINDS[asks if task.kind == "train" else "evaluate"],
         round=task.given_in,
         base_version=task.base_version,
     )
-    if task.kind == "train" and round_ is not None:
+    if message.kind == pb.TRAIN and round_ is not None:
         message.sum.CopyFrom(pb.SumTerms(num_sites=round_.num_sites, max_weight=round_.max_weight))
         message.counted_round = state.counted.get(task.site, 0)
     return message

@@ -93,6 +93,11 @@ class RunModels:
             )
         return open_model(self.path(version))
 
+    def manifest_of(self, version: int) -> bytes:
+        """What the version's file holds, serialised. Blocks. Raises Unknown as `open` does."""
+        with self.open(version) as model:
+            return model.manifest.encode()
+
     def stored(self, version: int) -> Outgoing:
         """The version in full. Blocks. Raises Unknown as `open` does."""
         with self.open(version) as model:
@@ -118,14 +123,21 @@ class RunModels:
                     draft.replace(path)  # not synced: it can be made again
             return Outgoing(path=path, data_offset=0, num_bytes=self._download.num_bytes)
 
-    def create(self, version: int, metadata: dict[str, str]) -> AbstractContextManager[memoryview]:
+    def create(
+        self, version: int, metadata: dict[str, str], manifest: Manifest | None = None
+    ) -> AbstractContextManager[memoryview]:
         """Bytes of a new version to be filled; under its name and durable when the block ends without an error.
+
+        Args:
+            manifest: of this version, where it is not the run's: lists of payloads grow.
 
         Raises:
             DiskFull: no room; nothing is left behind.
         """
         return create(
-            self.path(version), self.manifest, {"atoll.run": self._run, "atoll.version": str(version)} | metadata
+            self.path(version),
+            manifest or self.manifest,
+            {"atoll.run": self._run, "atoll.version": str(version)} | metadata,
         )
 
     def prune(self, keep: Collection[int]) -> None:

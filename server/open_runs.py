@@ -14,8 +14,7 @@ from atoll.server.continuation import first_event, source_of, take_over
 from atoll.server.driver import RunDriver
 from atoll.server.events import Continued, Delegated, StopAsked, encode_event
 from atoll.server.models import RunModels
-from atoll.server.pipeline import Pipeline
-from atoll.server.plan import delegated_plan, plan_of
+from atoll.server.plan import delegated_plan, plan_of, work_of
 from atoll.server.records import OPEN_STATUSES, RunRow
 from atoll.server.security import Caller, as_remote
 from atoll.server.settings import ServerFolder, ServerSettings
@@ -40,6 +39,7 @@ from atoll.wire.errors import (
 from atoll.wire.job import decode_job
 from atoll.wire.manifest import Manifest
 from atoll.wire.names import new_run_id
+from atoll.wire.payload_list import is_list
 
 
 class OpenRuns:
@@ -261,9 +261,7 @@ class OpenRuns:
             row=row,
             job=job,
             plan=delegated_plan(job, first) if isinstance(first, Delegated) else plan_of(job, first),
-            pipeline=Pipeline(
-                run=row.run, strategy=strategy, seed=job.job.seed, manifest=manifest, models=models, stages=stages
-            ),
+            pipeline=work_of(row, job, stages, manifest, models),
             models=models,
             manifest=manifest,
             store=self._store,
@@ -272,7 +270,12 @@ class OpenRuns:
             on_step=self._on_step,
         )
         rules = None if isinstance(first, Delegated) else MetricRules(job)  # a region reports plain sums
-        driver.summary.show(continues=job.job.continues or "", rules=rules, tell=self._callbacks.tell)
+        driver.summary.show(
+            continues=job.job.continues or "",
+            rules=rules,
+            tell=self._callbacks.tell,
+            complete=driver.pipeline.complete,
+        )
         self._drivers[row.run] = driver
         self._tasks[row.run] = asyncio.create_task(driver.drive(), name=f"run {row.run}")
         return driver
@@ -343,6 +346,8 @@ class OpenRuns:
             version = (await self._summary(row)).version
         models = RunModels(self._folder.models, run, Manifest.decode(manifest))
         grant = await self._transfers.grant_download(caller.name, run, models, version)
+        if is_list(models.manifest):  # which has grown
+            manifest = await asyncio.to_thread(models.manifest_of, version)
         return runs_pb2.ModelReply(download=grant, manifest=manifest, version=version, best=best)
 
 

@@ -28,18 +28,11 @@ from atoll.aggregation.strategy import Strategy
 from atoll.cluster.update_file import create_update
 from atoll.server.models import RunModels
 from atoll.server.round import Round
+from atoll.server.round_work import NewVersion
+from atoll.wire import runs_pb2
 from atoll.wire.checksum import crc32_of
 from atoll.wire.errors import BadUpdate
 from atoll.wire.manifest import Manifest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewVersion:
-    """A model version whose files are durable, not yet committed."""
-
-    version: int
-    crc32: int  # of the model's data
-    num_bytes: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,6 +54,8 @@ class _Open:
 
 class Pipeline:
     """Folds the updates of one run's open rounds and makes its model versions."""
+
+    grows = False  # the layout says how long an update is
 
     def __init__(
         self,
@@ -193,6 +188,9 @@ class Pipeline:
         with create_update(path, total.partial_bytes) as out:
             total.write_partial(out)
             return total.partial_bytes, crc32_of(out)
+
+    def complete(self, record: runs_pb2.RoundRecord, round_: Round) -> None:
+        """Nothing more is known of a round of training."""
 
     def drop(self, number: int) -> None:
         """Forget the sum of a round that is committed or given up."""

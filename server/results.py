@@ -12,12 +12,16 @@ from atoll.server.round import Metrics
 from atoll.server.run_state import Task
 from atoll.server.sessions import Session, Sessions
 from atoll.server.steps import Observer, Step
+from atoll.server.surveys import answer_of
 from atoll.server.transfers import Transfers, Whole
 from atoll.server.validate import Standing, standing_of
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import Malformed, NotAllowed, RemoteError, Stale, TooLarge, Unknown, from_detail, to_detail
+from atoll.wire.job import Asks
 
 log = logging.getLogger(__name__)
+
+_DOING: dict[Asks, str] = {"train": "training", "evaluate": "evaluating", "statistics": "counting"}
 
 
 class Results:
@@ -34,7 +38,7 @@ class Results:
         found = self._find(site, progress.key)
         if found is not None:
             driver, task = found
-            doing = "training" if task.kind == "train" else "evaluating"
+            doing = _DOING[driver.plan.asks if task.kind == "train" else "evaluate"]
             driver.summary.site_is(site, doing, done=progress.done, total=progress.total)
 
     def failed(self, site: str, failed: pb.TaskFailed) -> None:
@@ -69,8 +73,12 @@ class Results:
             return
         pipeline = driver.pipeline
         lengths = {"update_bytes": pipeline.update_bytes, "partial_bytes": pipeline.partial_bytes}
+        asks = driver.plan.asks
         try:
-            standing = standing_of(driver.state, site, result, run=driver.run, **lengths)
+            standing = standing_of(
+                driver.state, site, result, run=driver.run, **lengths, grows=pipeline.grows, has_payload=asks == "train"
+            )
+            statistics = answer_of(result, driver.job, site=site, run=driver.run)
         except RemoteError as error:
             self._refuse(driver, site, result.key, error)
             return
@@ -79,23 +87,32 @@ class Results:
         if standing is Standing.RELEASED:
             self._release(site, result.key)
         elif not result.payloads:
-            self._evaluated(driver, site, result)
+            self._answered(driver, site, result, statistics)
         elif standing is Standing.NEW or lacking:
             driver.summary.site_is(site, "sending")
             self._transfers.ask_up(site, result.key, result.payloads[0], self._taker(driver, site, result))
         else:
             self._confirm(site, result.key)
 
-    # --- evaluation -------------------------------------------------------------------------------------------------
+    # --- answers without a payload ----------------------------------------------------------------------------------
 
-    def _evaluated(self, driver: RunDriver, site: str, result: pb.Result) -> None:
+    def _answered(self, driver: RunDriver, site: str, result: pb.Result, statistics: str) -> None:
+        """Metrics of a version beside the training; or what the one round of a run asks, which stays until its commit."""
         key = result.key
-        event = SiteEvaluated(task=key.task, attempt=key.attempt, site=site, metrics=_metrics(result))
+        if driver.plan.asks != "train":
+
+            async def confirm() -> None:
+                driver.summary.site_is(site, "accepted")
+                self._confirm(site, key)
+
+            driver.tell(_accepted(result, site, statistics), confirm)
+            return
 
         async def release() -> None:
             driver.summary.site_is(site, "ready")
             self._release(site, key)
 
+        event = SiteEvaluated(task=key.task, attempt=key.attempt, site=site, metrics=_metrics(result))
         driver.tell(event, release)
 
     # --- updates ----------------------------------------------------------------------------------------------------
@@ -145,15 +162,7 @@ class Results:
                 self._confirm(site, key)
                 done.set_result(None)
 
-        event = UpdateAccepted(
-            task=key.task,
-            attempt=key.attempt,
-            site=site,
-            round=result.round,
-            weight=result.weight,
-            metrics=_metrics(result),
-        )
-        driver.tell(event, fold)
+        driver.tell(_accepted(result, site), fold)
         await done
 
     # --- refusals ---------------------------------------------------------------------------------------------------
@@ -188,6 +197,18 @@ class Results:
 def _closed(driver: RunDriver, site: str, result: pb.Result) -> Stale:
     text = f"update from {site}, round {result.round}: the round is closed"
     return Stale(text, site=site, run=driver.run, round=result.round, field="round", value=result.round)
+
+
+def _accepted(result: pb.Result, site: str, statistics: str = "") -> UpdateAccepted:
+    return UpdateAccepted(
+        task=result.key.task,
+        attempt=result.key.attempt,
+        site=site,
+        round=result.round,
+        weight=result.weight,
+        metrics=_metrics(result),
+        statistics=statistics,
+    )
 
 
 def _metrics(result: pb.Result) -> Metrics:

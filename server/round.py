@@ -23,6 +23,7 @@ class Update:
     weight: int
     metrics: Metrics
     dispatched: int = 0  # round in which its task was given, where not the one that it counts in
+    statistics: str = ""  # of a site's data, as `server.surveys` writes them down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

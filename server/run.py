@@ -171,6 +171,7 @@ def _accepted(plan: Plan, state: RunState, event: UpdateAccepted) -> Step:
         weight=event.weight,
         metrics=event.metrics,
         dispatched=task.dispatched,
+        statistics=event.statistics,
     )
     state = replace(
         state,

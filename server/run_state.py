@@ -11,6 +11,7 @@ from atoll.aggregation.schedule import Joined, Schedule
 from atoll.server.round import Metrics, Round
 from atoll.wire import errors_pb2
 from atoll.wire.errors import BadUpdate, RemoteError, Stale, TooFewSites, Unavailable, to_detail
+from atoll.wire.job import Asks
 
 if TYPE_CHECKING:
     from atoll.server.judgement import Judge
@@ -45,6 +46,7 @@ class Plan:
     judge: Judge | None = None  # which version is the best, and when the run ends early
     done_rounds: int = 0  # of the run that this one goes on from: its rounds are numbered on
     first_version: int = 0  # what it begins with
+    asks: Asks = "train"  # what a round's tasks ask of their sites; else than training, they bring no payload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,7 @@ class Task:
     task: str
     attempt: int
     site: str
-    kind: Literal["train", "evaluate"]
+    kind: Literal["train", "evaluate"]  # "train": a task of a round, which asks what the plan says
     round: int  # that its update counts in
     base_version: int
     dispatched: int = 0  # round in which it was given, where it was carried over from there

@@ -9,7 +9,9 @@ from pathlib import Path
 from atoll.aggregation.lanes import run_manifest
 from atoll.aggregation.layout import update_layout
 from atoll.aggregation.metrics import MetricRules
+from atoll.aggregation.reducers.append import Append
 from atoll.aggregation.stages import Strategies
+from atoll.aggregation.strategy import Strategy
 from atoll.server.models import RunModels
 from atoll.server.records import RunRow
 from atoll.server.settings import ServerSettings
@@ -18,6 +20,7 @@ from atoll.wire import runs_pb2
 from atoll.wire.errors import Malformed, TooLarge
 from atoll.wire.job import Job, decode_job
 from atoll.wire.manifest import Manifest
+from atoll.wire.payload_list import is_list
 
 
 def read_submission(request: runs_pb2.SubmitRequest, settings: ServerSettings) -> tuple[Job, Manifest]:
@@ -52,9 +55,35 @@ def read_submission(request: runs_pb2.SubmitRequest, settings: ServerSettings) -
             value=manifest.num_bytes,
             bound=settings.limits.max_model_bytes,
         )
+    _check_form(job, strategy, manifest, settings)
+    if job.statistics is not None:  # of no model
+        return job, manifest
     run_manifest(manifest.model, strategy.lanes, strategy.local).require_same(manifest)
     update_layout(manifest, strategy.codec, strategy.buffers, strategy.local)
     return job, manifest
+
+
+def _check_form(job: Job, strategy: Strategy, manifest: Manifest, settings: ServerSettings) -> None:
+    """Returns where version 0 is of the kind that the job wants: a list of payloads, or tensors.
+
+    Raises:
+        Malformed: it is of the other kind.
+        TooLarge: a later version could be over this server's limit.
+    """
+    appends = isinstance(strategy.reducer, Append)
+    if (appends or job.asks == "statistics") != is_list(manifest):
+        wanted = "an empty list of payloads" if appends or job.asks == "statistics" else "tensors"
+        raise Malformed(f"version 0 of this job has to be {wanted}; update the sender", field="manifest", bound=wanted)
+    most = settings.limits.max_model_bytes
+    if isinstance(strategy.reducer, Append) and strategy.reducer.options.max_version_bytes > most:
+        value = strategy.reducer.options.max_version_bytes
+        raise TooLarge(
+            f"strategy.reducer.max_version_bytes = {value}: this server takes models of {most} bytes; lower it, or its "
+            "operator can raise limits.max_model_bytes",
+            field="strategy.reducer.max_version_bytes",
+            value=value,
+            bound=most,
+        )
 
 
 class Submission:

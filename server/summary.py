@@ -54,9 +54,13 @@ class RunSummary:
         continues: str = "",
         rules: MetricRules | None = None,
         tell: Callable[[RunNews], None] = lambda news: None,
+        complete: Callable[[runs_pb2.RoundRecord, Round], None] = lambda record, round_: None,
     ) -> None:
-        """Say which run this one goes on from, what its metrics are made by, and who hears of it by program."""
-        self._continues, self._rules, self._tell = continues, rules, tell
+        """Say which run this one goes on from, what its metrics are made by, and who hears of it by program.
+
+        `complete` adds to a record what only the run's own kind of work knows.
+        """
+        self._continues, self._rules, self._tell, self._complete = continues, rules, tell, complete
 
     # --- changes ----------------------------------------------------------------------------------------------------
 
@@ -103,6 +107,7 @@ class RunSummary:
             bytes_down=transferred[1] - opened.transferred[1],
             reasons={site: self._reasons[site] for site in round_.missing if site in self._reasons},
         )
+        self._complete(record, round_)
         self._tell(news_of_round(self._row, record))
         return record
 
@@ -117,7 +122,8 @@ class RunSummary:
     def observe(self, event: RunEvent | None, state: RunState) -> int | None:
         """Take in an event that was applied; the round whose evaluation it changed, if any."""
         self.wake()
-        version = state.judgement.version if state.judgement.version != self._best else 0  # judged by its successor
+        # Judged by its successor; -1: none, since a run that trains nothing judges version 0.
+        version = state.judgement.version if state.judgement.version != self._best else -1
         self._best = state.judgement.version
         if isinstance(event, SiteEvaluated):
             version = int(event.task.split(".", 1)[0].removeprefix("e"))
@@ -127,12 +133,13 @@ class RunSummary:
         if evaluation is None or evaluation.round not in self._records:
             return None
         record = self._records[evaluation.round]
-        record.evaluate_metrics.clear()
+        if evaluation.by_site:
+            record.evaluate_metrics.clear()
         for name, metric in _metric_sums(self._combined(evaluation.by_site)).items():
             record.evaluate_metrics[name].CopyFrom(metric)
         for name, metric in _metric_sums(evaluation.at_server).items():
             record.server_metrics[name].CopyFrom(metric)
-        record.best = record.best or version == self._best
+        record.best = record.best or 0 < version == self._best
         if self.evaluation_settled(evaluation.round, state):
             self._tell(news_of_evaluation(self._row, record))
         return evaluation.round

@@ -28,7 +28,7 @@ from atoll.aggregation.metrics import combine_metrics
 from atoll.aggregation.schedule import Asked, Committed, Withdrawn
 from atoll.aggregation.schedules.relayed import RelayedState
 from atoll.aggregation.strategy import require_regions_allowed, resolve
-from atoll.cluster.messages import Evaluate, Evaluated, Prepare, Prepared, Train, Trained
+from atoll.cluster.messages import Describe, Described, Evaluate, Evaluated, Prepare, Prepared, Train, Trained
 from atoll.server.coordinator import Coordinator
 from atoll.server.driver import DISK_PATIENCE_S, RunDriver
 from atoll.server.events import Delegated, EndedAbove, EvaluationAsked, EvaluationEnded, RunEvent
@@ -237,6 +237,10 @@ class RegionWorker:
         finally:
             self._upstream.done(request.key)
         return Evaluated(key=request.key, metrics=metrics)
+
+    async def describe(self, request: Describe) -> Described:
+        """Raises Incompatible: a region has no data of its own; planning refuses such a job with regions."""
+        raise Incompatible("a region makes no statistics; name sites alone in job.sites", site=self._site)
 
     # ---------------------------------------------------------------------------------------------------------------
 

@@ -25,13 +25,23 @@ class Standing(Enum):
 
 
 def standing_of(
-    state: RunState, site: str, result: pb.Result, *, run: str, update_bytes: int, partial_bytes: int
+    state: RunState,
+    site: str,
+    result: pb.Result,
+    *,
+    run: str,
+    update_bytes: int,
+    partial_bytes: int,
+    grows: bool = False,
+    has_payload: bool = True,
 ) -> Standing:
     """What `result` of `site` is to the run.
 
     Args:
         update_bytes: length of an encoded update of this run.
         partial_bytes: length of the sum that a region sends in its place.
+        grows: an update has 1 to `update_bytes`.
+        has_payload: the tasks of a round bring an update; else only metrics or statistics.
 
     Raises:
         NotAllowed: the site is not in the cohort that was asked.
@@ -69,17 +79,17 @@ def standing_of(
             task.attempt,
             "nothing is to be done: the result of that one counts",
         )
-    if task.kind == "train":
-        _check_update(state, site, run, result, update_bytes, partial_bytes)
-    elif result.payloads:
+    if task.kind == "train" and has_payload:
+        _check_update(state, site, run, result, update_bytes, partial_bytes, grows)
+    elif result.payloads or result.weight:
         raise _of(
             BadUpdate,
             site,
             run,
             result,
-            "an evaluation has no payload",
+            "an answer without an update has no payload and no weight",
             "payloads",
-            len(result.payloads),
+            f"{len(result.payloads)} of weight {result.weight}",
             0,
             _UPDATE_SITE,
         )
@@ -131,7 +141,7 @@ def _settled(state: RunState, site: str, result: pb.Result, run: str) -> Standin
 
 
 def _check_update(
-    state: RunState, site: str, run: str, result: pb.Result, update_bytes: int, partial_bytes: int
+    state: RunState, site: str, run: str, result: pb.Result, update_bytes: int, partial_bytes: int, grows: bool
 ) -> None:
     member = state.members.get(site) or state.former.get(site)
     is_region = member is not None and member.num_sites > 0
@@ -163,7 +173,19 @@ def _check_update(
             payload,
             _UPDATE_SITE,
         )
-    if result.payloads[0].num_bytes != num_bytes:
+    if grows and not 1 <= result.payloads[0].num_bytes <= num_bytes:
+        raise _of(
+            TooLarge,
+            site,
+            run,
+            result,
+            "the payload is not within its bound",
+            "num_bytes",
+            result.payloads[0].num_bytes,
+            f"1 to {num_bytes}",
+            "raise strategy.reducer.max_bytes, or have the app make it smaller",
+        )
+    if not grows and result.payloads[0].num_bytes != num_bytes:
         raise _of(
             BadUpdate,
             site,

@@ -16,6 +16,8 @@ from torch import nn
 
 from atoll.aggregation.download import Download
 from atoll.aggregation.lanes import run_manifest
+from atoll.aggregation.reducers.append import Append
+from atoll.aggregation.reducers.reduction import Reducer
 from atoll.aggregation.stages import Strategies
 from atoll.aggregation.strategy import resolve
 from atoll.client.first_version import app_entry
@@ -92,7 +94,7 @@ def simulate(
     with _located(job) as parsed:
         kind, settings = _app(parsed, app, home)
         source = settings.source(parsed.data_name) if source is None else source
-        resolve(parsed)
+        _require_training(parsed, resolve(parsed).reducer)
         with _torch_set_up_for(parsed) as device:
             found = _sites(parsed, kind, sites, source, server_source, partition or Partition())
             own = found.app(found.names[0])
@@ -107,6 +109,17 @@ def simulate(
                     on_round=on_round,
                     show=show,
                 )
+
+
+def _require_training(job: Job, reducer: Reducer) -> None:
+    """Simulated sites train tensors, and do nothing else."""
+    for key, wrong in (
+        ("statistics", job.asks == "statistics"),
+        ("evaluation.only", job.asks == "evaluate"),
+        ("strategy.reducer", isinstance(reducer, Append)),
+    ):
+        if wrong:
+            raise ConfigError(f"{key}: a simulation trains tensors alone; run the job in a federation", key=key)
 
 
 def _require_one_app(job: Job) -> None:

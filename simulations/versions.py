@@ -50,8 +50,10 @@ class Versions(RunModels):
         return self._file(self._whole[version])
 
     @contextmanager
-    def create(self, version: int, metadata: dict[str, str]) -> Iterator[memoryview]:
-        """Bytes of a new version to be filled."""
+    def create(self, version: int, metadata: dict[str, str], manifest: Manifest | None = None) -> Iterator[memoryview]:
+        """Bytes of a new version to be filled; of the run's manifest, since tensors alone are simulated."""
+        if manifest is not None:
+            raise ValueError("a simulated version has the manifest of its run")
         data = self._free.pop() if self._free else bytearray(self._layout_of.num_bytes)
         yield memoryview(data)
         self._whole[version] = data

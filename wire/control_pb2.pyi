@@ -14,6 +14,7 @@ class TaskKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_KIND_UNSPECIFIED: _ClassVar[TaskKind]
     TRAIN: _ClassVar[TaskKind]
     EVALUATE: _ClassVar[TaskKind]
+    STATISTICS: _ClassVar[TaskKind]
 
 class Direction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -23,6 +24,7 @@ class Direction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 TASK_KIND_UNSPECIFIED: TaskKind
 TRAIN: TaskKind
 EVALUATE: TaskKind
+STATISTICS: TaskKind
 DIRECTION_UNSPECIFIED: Direction
 UP: Direction
 DOWN: Direction
@@ -247,7 +249,7 @@ class Payload(_message.Message):
     def __init__(self, name: _Optional[str] = ..., num_bytes: _Optional[int] = ..., crc32: _Optional[int] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("key", "round", "weight", "metrics", "payloads")
+    __slots__ = ("key", "round", "weight", "metrics", "payloads", "statistics")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -260,12 +262,32 @@ class Result(_message.Message):
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    STATISTICS_FIELD_NUMBER: _ClassVar[int]
     key: TaskKey
     round: int
     weight: int
     metrics: _containers.MessageMap[str, MetricSum]
     payloads: _containers.RepeatedCompositeFieldContainer[Payload]
-    def __init__(self, key: _Optional[_Union[TaskKey, _Mapping]] = ..., round: _Optional[int] = ..., weight: _Optional[int] = ..., metrics: _Optional[_Mapping[str, MetricSum]] = ..., payloads: _Optional[_Iterable[_Union[Payload, _Mapping]]] = ...) -> None: ...
+    statistics: _containers.RepeatedCompositeFieldContainer[FeatureStatistics]
+    def __init__(self, key: _Optional[_Union[TaskKey, _Mapping]] = ..., round: _Optional[int] = ..., weight: _Optional[int] = ..., metrics: _Optional[_Mapping[str, MetricSum]] = ..., payloads: _Optional[_Iterable[_Union[Payload, _Mapping]]] = ..., statistics: _Optional[_Iterable[_Union[FeatureStatistics, _Mapping]]] = ...) -> None: ...
+
+class FeatureStatistics(_message.Message):
+    __slots__ = ("name", "count", "sum", "sum_low", "squares", "stops", "counts")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    SUM_LOW_FIELD_NUMBER: _ClassVar[int]
+    SQUARES_FIELD_NUMBER: _ClassVar[int]
+    STOPS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    count: int
+    sum: float
+    sum_low: float
+    squares: float
+    stops: _containers.RepeatedScalarFieldContainer[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., count: _Optional[int] = ..., sum: _Optional[float] = ..., sum_low: _Optional[float] = ..., squares: _Optional[float] = ..., stops: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TaskFailed(_message.Message):
     __slots__ = ("key", "error")

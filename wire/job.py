@@ -23,11 +23,14 @@ from atoll.wire.errors import ConfigError, Malformed
 from atoll.wire.explain import explain
 from atoll.wire.names import check_label, check_run_id, check_site_name
 from atoll.wire.overrides import changed
+from atoll.wire.statistics_section import StatisticsSection
 from atoll.wire.strict import Strict as Strict  # noqa: PLC0414  named from here by all other tables
 from atoll.wire.toml_file import TomlFile, read_toml
 
 JOB_BYTES = 1 << 20  # a job is a page of text; 1 MiB leaves room for [app] tables
 MAX_DEPTH = 32  # tables within tables; a job has three
+
+Asks = Literal["train", "evaluate", "statistics"]
 
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*$")
 _UNIT_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -146,6 +149,8 @@ class EvaluationSection(Strict):
     server: bool = False
     every: int = Field(default=1, ge=1)
     metrics: dict[str, MetricSection] | None = Field(default=None, max_length=64)
+    only: bool | None = None  # true: nothing is trained, version 0 is judged (docs/tasks.md)
+    by_site: bool | None = None  # of a run that only evaluates: people see each site's metrics too
 
 
 class TrainingSection(Strict):
@@ -171,6 +176,7 @@ class Job(Strict):
     app: dict[str, Any] = Field(default={})
     strategy: StrategySection = StrategySection()
     evaluation: EvaluationSection = EvaluationSection()
+    statistics: StatisticsSection | None = None
     training: TrainingSection = TrainingSection()
     control: ControlSection | None = None
 
@@ -182,6 +188,34 @@ class Job(Strict):
                 f'control.best.at = "{best.at}" needs evaluation.{best.at} = true: nothing is evaluated there'
             )
         return self
+
+    @model_validator(mode="after")
+    def _one_question(self) -> Job:
+        if self.asks == "train":
+            return self
+        if self.statistics is not None and self.evaluation.only:
+            raise ValueError("[statistics] and evaluation.only = true are two jobs: submit each by itself")
+        if self.job.rounds != 1:
+            raise ValueError(f"job.rounds = {self.job.rounds}: a job that trains nothing has one round; set rounds = 1")
+        if self.statistics is None and not self.evaluation.sites:
+            raise ValueError("evaluation.only = true asks the sites: set evaluation.sites = true")
+        if self.control is not None:
+            raise ValueError("[control] is about training, and this job trains nothing: remove the table")
+        if self.job.continues is not None:
+            raise ValueError(f"job.continues = {self.job.continues!r}: only a training goes on from another one")
+        return self
+
+    @property
+    def asks(self) -> Asks:
+        """What a round of this job asks of a site."""
+        if self.statistics is not None:
+            return "statistics"
+        return "evaluate" if self.evaluation.only else "train"
+
+    @property
+    def by_site(self) -> bool:
+        """Whether people see the answer of each site by itself, of a job that trains nothing."""
+        return self.statistics.by_site if self.statistics is not None else bool(self.evaluation.by_site)
 
     @property
     def data_name(self) -> str:
@@ -277,6 +311,16 @@ def parse_job(table: dict[str, Any], source: TomlFile | str = "job") -> Job:
         place = _place(source, ["control", "override"])
         raise explain(error, Job, f"{place}: with control.override") from None
     return job
+
+
+def evaluating(job: Job) -> Job:
+    """The same job, but for its training: its sites judge version 0. Raises ConfigError where that cannot be."""
+    table = job.model_dump(mode="json", exclude_none=True, exclude={"statistics": True, "control": True})
+    table["job"] = {key: value for key, value in table["job"].items() if key not in ("start", "continues")} | {
+        "rounds": 1
+    }
+    table["evaluation"]["only"] = True
+    return parse_job(table)
 
 
 def load_job(path: Path) -> Job:

@@ -91,7 +91,7 @@ class SiteProgress(_message.Message):
     def __init__(self, site: _Optional[str] = ..., state: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class RoundRecord(_message.Message):
-    __slots__ = ("round", "version", "num_sites", "weight", "seconds", "train_metrics", "evaluate_metrics", "server_metrics", "missing", "bytes_up", "bytes_down", "best", "reasons")
+    __slots__ = ("round", "version", "num_sites", "weight", "seconds", "train_metrics", "evaluate_metrics", "server_metrics", "missing", "bytes_up", "bytes_down", "best", "reasons", "features", "by_site")
     class TrainMetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +133,8 @@ class RoundRecord(_message.Message):
     BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
     BEST_FIELD_NUMBER: _ClassVar[int]
     REASONS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    BY_SITE_FIELD_NUMBER: _ClassVar[int]
     round: int
     version: int
     num_sites: int
@@ -146,7 +148,62 @@ class RoundRecord(_message.Message):
     bytes_down: int
     best: bool
     reasons: _containers.ScalarMap[str, str]
-    def __init__(self, round: _Optional[int] = ..., version: _Optional[int] = ..., num_sites: _Optional[int] = ..., weight: _Optional[int] = ..., seconds: _Optional[float] = ..., train_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., evaluate_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., server_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., missing: _Optional[_Iterable[str]] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., best: _Optional[bool] = ..., reasons: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    features: _containers.RepeatedCompositeFieldContainer[FeatureSummary]
+    by_site: _containers.RepeatedCompositeFieldContainer[SiteAnswer]
+    def __init__(self, round: _Optional[int] = ..., version: _Optional[int] = ..., num_sites: _Optional[int] = ..., weight: _Optional[int] = ..., seconds: _Optional[float] = ..., train_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., evaluate_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., server_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., missing: _Optional[_Iterable[str]] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., best: _Optional[bool] = ..., reasons: _Optional[_Mapping[str, str]] = ..., features: _Optional[_Iterable[_Union[FeatureSummary, _Mapping]]] = ..., by_site: _Optional[_Iterable[_Union[SiteAnswer, _Mapping]]] = ...) -> None: ...
+
+class SiteAnswer(_message.Message):
+    __slots__ = ("site", "metrics", "features")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: _control_pb2.MetricSum
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[_control_pb2.MetricSum, _Mapping]] = ...) -> None: ...
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    site: str
+    metrics: _containers.MessageMap[str, _control_pb2.MetricSum]
+    features: _containers.RepeatedCompositeFieldContainer[FeatureSummary]
+    def __init__(self, site: _Optional[str] = ..., metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., features: _Optional[_Iterable[_Union[FeatureSummary, _Mapping]]] = ...) -> None: ...
+
+class FeatureSummary(_message.Message):
+    __slots__ = ("name", "num_sites", "num_withheld", "count", "mean", "variance", "edges", "least", "most", "quantiles")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_SITES_FIELD_NUMBER: _ClassVar[int]
+    NUM_WITHHELD_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    VARIANCE_FIELD_NUMBER: _ClassVar[int]
+    EDGES_FIELD_NUMBER: _ClassVar[int]
+    LEAST_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    QUANTILES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    num_sites: int
+    num_withheld: int
+    count: int
+    mean: float
+    variance: float
+    edges: _containers.RepeatedScalarFieldContainer[float]
+    least: _containers.RepeatedScalarFieldContainer[int]
+    most: _containers.RepeatedScalarFieldContainer[int]
+    quantiles: _containers.RepeatedCompositeFieldContainer[QuantileSummary]
+    def __init__(self, name: _Optional[str] = ..., num_sites: _Optional[int] = ..., num_withheld: _Optional[int] = ..., count: _Optional[int] = ..., mean: _Optional[float] = ..., variance: _Optional[float] = ..., edges: _Optional[_Iterable[float]] = ..., least: _Optional[_Iterable[int]] = ..., most: _Optional[_Iterable[int]] = ..., quantiles: _Optional[_Iterable[_Union[QuantileSummary, _Mapping]]] = ...) -> None: ...
+
+class QuantileSummary(_message.Message):
+    __slots__ = ("q", "value", "lower", "upper")
+    Q_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    LOWER_FIELD_NUMBER: _ClassVar[int]
+    UPPER_FIELD_NUMBER: _ClassVar[int]
+    q: float
+    value: float
+    lower: float
+    upper: float
+    def __init__(self, q: _Optional[float] = ..., value: _Optional[float] = ..., lower: _Optional[float] = ..., upper: _Optional[float] = ...) -> None: ...
 
 class StopRequest(_message.Message):
     __slots__ = ("run",)

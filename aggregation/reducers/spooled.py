@@ -159,7 +159,7 @@ class Spooled:
             if not 1 <= weight <= self._terms.max_weight or data.numel() != self.layout.num_bytes:
                 raise ValueError(f"an update of weight {weight} and {data.numel()} bytes was folded unchecked")
             total, count = metrics.get("loss", (float("nan"), 1.0))
-            kept = _copy(payload, self._terms.spool)
+            kept = kept_copy(payload, self._terms.spool)
             self._kept[site] = _Kept(byte_view(kept), weight, total / count if count else float("nan"))
 
     def merge(self, other: Self) -> None:
@@ -293,7 +293,7 @@ def squared_distances_NN(products_NN: Tensor) -> Tensor:
     return (squares_N[:, None] + squares_N[None, :] - 2 * products_NN).clamp_(min=0.0).fill_diagonal_(0.0)
 
 
-def _copy(payload: Buffer, spool: Path | None) -> Buffer:
+def kept_copy(payload: Buffer, spool: Path | None) -> Buffer:
     """A copy of an update that outlives the buffer it came in: in memory, or in a file that has no name.
 
     The file goes with the last view of it, or with the process: after a crash the sites send their updates again.

@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from atoll.cluster.app import App as App
+    from atoll.cluster.opaque_app import OpaqueApp as OpaqueApp
     from atoll.simulations.simulate import simulate as simulate
 
 __version__ = "0.1.0"
-__all__ = ["App", "__version__", "simulate"]
+__all__ = ["App", "OpaqueApp", "__version__", "simulate"]
 
-_LAZY = {"App": "atoll.cluster.app", "simulate": "atoll.simulations.simulate"}
+_LAZY = {
+    "App": "atoll.cluster.app",
+    "OpaqueApp": "atoll.cluster.opaque_app",
+    "simulate": "atoll.simulations.simulate",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from atoll.client.policy import STARTER_POLICY, Policy, Request, check_request, load_policy, zones_of
+from atoll.client.policy import (
+    STARTER_POLICY,
+    Policy,
+    Request,
+    check_request,
+    least_cell,
+    load_policy,
+    tasks_of,
+    zones_of,
+)
 from atoll.wire.errors import ConfigError, PolicyRefused
 from atoll.wire.job import parse_job
 
@@ -42,6 +51,7 @@ def test_what_is_allowed_passes(tmp_path: Path) -> None:
         ({"submitted_by": "mallory"}, "researchers", "site's administrator has to add the name to researchers"),
         ({"fewest_sites": 2}, "min_cohort", "raise min (and quorum, where it is set) of the job's schedule to 3"),
         ({"num_rounds": 21}, "max_rounds", "submit it with fewer, or ask the site's administrator"),
+        ({"tasks": ("statistics",)}, "tasks", "the run asks for 'statistics', which is not in tasks; ask the site's"),
         ({"zones": ("lab",)}, "zones", "take it out of the job's schedule, or ask the site's administrator"),
     ],
 )
@@ -116,3 +126,28 @@ def test_zones_are_found_at_any_depth_of_the_schedule() -> None:
     schedule = {"kind": "hierarchical", "inner": inner, "groups": [{"zones": ["ward", "lab"]}]}
     assert zones_of(parse_job(job)) == ()
     assert zones_of(parse_job({**job, "strategy": {"schedule": schedule}})) == ("lab", "ward")
+
+
+def test_what_a_job_asks_of_its_sites() -> None:
+    table = {"job": {"name": "x", "app": "x", "rounds": 1}}
+    for more, tasks in (
+        ({}, ("train", "evaluate")),
+        ({"evaluation": {"sites": False}}, ("train",)),
+        ({"evaluation": {"only": True}}, ("evaluate",)),
+        ({"statistics": {}}, ("statistics",)),
+    ):
+        assert tasks_of(parse_job({**table, **more})) == tasks
+
+
+def test_the_least_cell_is_the_sites_own_and_read_anew(tmp_path: Path) -> None:
+    path = written(tmp_path, ALLOWING + 'tasks = ["statistics"]')
+    assert least_cell(path, site="north", run="run-1") == 10
+    written(tmp_path, ALLOWING + 'tasks = ["train", "statistics"]\nmin_cell_count = 25')
+    assert least_cell(path, site="north", run="run-1") == 25
+    written(tmp_path, ALLOWING)
+    with pytest.raises(PolicyRefused, match="'statistics' is not in tasks") as refused:
+        least_cell(path, site="north", run="run-1")
+    assert refused.value.field == "tasks"
+    path.unlink()
+    with pytest.raises(PolicyRefused, match="no policy"):
+        least_cell(path, site="north", run="run-1")

@@ -123,7 +123,7 @@ class Federation:
         )
         (self.home(name) / "policy.toml").write_text(
             'allowed_apps = [{ name = "trial", hash = "any-installed" }]\nresearchers = ["*"]\nmin_cohort = 1\n'
-            "max_rounds = 10_000\n"
+            'max_rounds = 10_000\ntasks = ["train", "evaluate", "statistics"]\n'
             if policy is None
             else policy
         )
@@ -143,6 +143,7 @@ class Federation:
         (self.researcher / "user.toml").write_text(
             '[apps.trial]\ndistribution = "trial-apps"\nentry_point = "trial"\n'
             '[apps.larger]\ndistribution = "trial-apps"\nentry_point = "larger"\n'
+            '[apps.notes]\ndistribution = "trial-apps"\nentry_point = "notes"\n'
         )
 
     def sign(self) -> None:
@@ -363,7 +364,7 @@ def install_apps(folder: Path, extra: Mapping[str, str] | None = None) -> Path:
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: trial-apps\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[atoll.apps]\ntrial = trial_apps:Trial\nlarger = trial_apps:OneTensorMore\n"
+        "[atoll.apps]\ntrial = trial_apps:Trial\nlarger = trial_apps:OneTensorMore\nnotes = trial_apps:Notes\n"
     )
     (info / "RECORD").write_text("\n".join([*record, "trial_apps-1.0.dist-info/RECORD,,"]) + "\n")
     source_root = Path(__file__).parents[2] / "src"

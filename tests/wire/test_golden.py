@@ -22,6 +22,7 @@ from atoll.wire.frozen import FrozenTensor
 from atoll.wire.job import decode_job
 from atoll.wire.manifest import DTYPE_BYTES, Entry, Manifest
 from atoll.wire.model_file import create, open_model
+from atoll.wire.payload_list import MAGIC, payloads_in, prefix_of
 
 FOLDER = Path(__file__).parents[1] / "golden"
 RUN = "01JDQ3T4V8Z6K1M2N3P4Q5R6S7"
@@ -48,6 +49,14 @@ JOB = (
     b'"rounds":20,"seed":0,"sites":[],"wait_for_sites":600.0},"strategy":{"buffers":"mean","kind":"fedavg","sum":'
     b'{"bound":1024.0},"work":{"batch_size":32,"full_batch":false}},"training":{"deterministic":true,"device":"auto"}}'
 )
+JOB_STATISTICS = (
+    b'{"app":{},"evaluation":{"every":1,"server":false,"sites":true},"job":{"app":"ward","name":"ages","rounds":1,'
+    b'"seed":0,"sites":[],"wait_for_sites":600.0},"statistics":{"by_site":false,"features":["age"],"histograms":{"age":'
+    b'{"bins":64,"edges":[0.0,50.0,100.0]}},"min_cell_count":20,"quantiles":[0.5]},"strategy":{"buffers":"mean","kind":'
+    b'"fedavg","sum":{"bound":1024.0},"work":{"batch_size":32,"full_batch":false}},"training":{"deterministic":true,'
+    b'"device":"auto"}}'
+)
+NOTES = [b"one", b"", b"three"]
 PARAMETERS: list[Entry] = [(f"layer.{name}", name, (2, 3), "parameter") for name in DTYPE_BYTES]
 BUFFERS: list[Entry] = [("bn.num_batches_tracked", "int64", (), "buffer"), ("empty", "float32", (0, 4), "buffer")]
 MANIFEST = Manifest.build(PARAMETERS + BUFFERS)
@@ -65,6 +74,11 @@ PEER_UPDATE = (
     update_layout(PEER_MODEL, Native(Native.Options()), "mean").header + (np.arange(35, dtype="<f4") / 64).tobytes()
 )
 PEER_SPLIT = 100  # bytes of its first frame
+SUMMARY = runs_pb2.FeatureSummary(
+    name="age", num_sites=3, num_withheld=1, count=600, mean=51.5, variance=2.25, edges=[0.0, 50.0, 100.0],
+    least=[0, 100, 300, 0], most=[200, 300, 500, 200],
+    quantiles=[runs_pb2.QuantileSummary(q=0.5, value=51.0, lower=50.0)],
+)  # fmt: skip
 
 site, server = control_pb2.SiteMessage, control_pb2.ServerMessage
 MESSAGES: dict[str, Message] = {
@@ -127,6 +141,18 @@ MESSAGES: dict[str, Message] = {
             sum=control_pb2.SumTerms(num_sites=5, max_weight=600), counted_round=9,
         )
     ),
+    "task_statistics": server(task=control_pb2.Task(key=KEY, kind=control_pb2.STATISTICS, round=1)),
+    "result_statistics": site(
+        result=control_pb2.Result(
+            key=KEY, round=1,
+            statistics=[
+                control_pb2.FeatureStatistics(
+                    name="age", count=600, sum=31000.5, sum_low=-0.25, squares=1200.75, stops=[3, 7, 10],
+                    counts=[100, 300, 200],
+                )
+            ],
+        )
+    ),
     "progress": site(progress=control_pb2.Progress(key=KEY, done=3, total=10)),
     "result": site(
         result=control_pb2.Result(
@@ -169,6 +195,10 @@ MESSAGES: dict[str, Message] = {
             )
         ],
         submitted_by="ada", submitted_at_unix_s=1_764_460_800.5,
+    ),
+    "round_record_statistics": runs_pb2.RoundRecord(
+        round=1, num_sites=3, seconds=1.5, features=[SUMMARY],
+        by_site=[runs_pb2.SiteAnswer(site="site-3", features=[SUMMARY], metrics=METRICS)],
     ),
     "add_request": admin_pb2.AddRequest(name="site-3", organisation="Org A", role="site", valid_s=3600),
     "download_request": transfer_pb2.DownloadRequest(grant="b3BhcXVl", offset=4096),
@@ -218,6 +248,8 @@ def written() -> dict[str, bytes]:
     files["version_1/frame_1.bin"] = encode_frame(0, memoryview(PEER_UPDATE[:PEER_SPLIT]))
     files["version_1/frame_2.bin"] = encode_frame(PEER_SPLIT, memoryview(PEER_UPDATE[PEER_SPLIT:]))
     files["job.json"] = decode_job(JOB).canonical()
+    files["job_statistics.json"] = decode_job(JOB_STATISTICS).canonical()
+    files["payload_list.bin"] = MAGIC + b"".join(prefix_of(len(note)) + note for note in NOTES)
     files["model.safetensors"] = model_file_bytes()
     return files
 
@@ -238,6 +270,10 @@ def test_the_manifest_is_read() -> None:
     assert Manifest.decode((FOLDER / "manifest_controls.bin").read_bytes()) == CONTROLLED
     assert manifest.schema_hash == SCHEMA_HASH
     assert Manifest.decode((FOLDER / "manifest_frozen.bin").read_bytes()) == FROZEN
+
+
+def test_the_list_of_payloads_is_read() -> None:
+    assert payloads_in((FOLDER / "payload_list.bin").read_bytes()) == NOTES
 
 
 def test_the_frame_is_read() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,15 @@ class Trial(atoll.App):
     def metrics(self, output: Tensor, batch: Any) -> dict[str, tuple[float, float]]:
         return {"accuracy": (float((output.argmax(1) == batch[1]).sum()), float(len(output)))}
 
+    def features(self, batch: Any) -> dict[str, Tensor]:
+        """Three measurements, one of which every fifth example lacks, and the label."""
+        match self._fault():
+            case ["await", path]:
+                wait_for(Path(path).exists, path)
+        x, y = batch
+        some = torch.where(torch.arange(len(y)) % 5 == 0, torch.nan, x[:, 1])
+        return {"radius": x[:, 0], "texture": some, "area": x[:, 3], "malignant": y}
+
     def _fault(self) -> list[str]:
         path = Path(self.source.get("fault", "/nonexistent"))
         return path.read_text().split() if torch.is_grad_enabled() and path.exists() else []
@@ -119,3 +128,25 @@ class OneTensorMore(Trial):
 
     def model(self) -> nn.Module:
         return nn.Sequential(super().model(), nn.Linear(2, 2))
+
+
+class Notes(atoll.OpaqueApp):
+    """A model of notes: each says how many there were before it, and is as long as the job wants."""
+
+    class Config(BaseModel):
+        size: int = 100
+
+    def train(self, payloads: Sequence[bytes], seed: int) -> bytes:
+        path = Path(self.source["fault"])
+        if path.exists():
+            match path.read_text().split():
+                case ["await", awaited]:
+                    wait_for(Path(awaited).exists, awaited)
+                case ["long", size]:
+                    return bytes(int(size))
+                case ["text"]:
+                    return "no bytes"  # type: ignore[return-value]  # that is the fault
+        return f"{len(payloads)} {seed} ".encode().ljust(self.config.size, b".")
+
+    def evaluate(self, payloads: Sequence[bytes]) -> dict[str, tuple[float, float]]:
+        return {"notes": (float(len(payloads)), 1.0)}

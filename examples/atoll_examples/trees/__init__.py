@@ -1,0 +1,1 @@
+"""Boosted trees over hospitals: a model that is no tensors."""
