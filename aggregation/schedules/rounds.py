@@ -24,22 +24,19 @@ from pydantic import Field, model_validator
 from atoll.aggregation.schedule import (
     Accepted,
     Action,
-    Asked,
     Cancel,
     Close,
     Committed,
     Dispatch,
-    Event,
     Failed,
     GiveUp,
     Joined,
     Left,
-    Ready,
     SetTimer,
     Stop,
     TimerFired,
-    Withdrawn,
 )
+from atoll.aggregation.schedules.members import Membership
 from atoll.wire.job import Seconds, Strict
 
 
@@ -82,6 +79,13 @@ class RoundsState:
     members: tuple[tuple[str, int], ...] = ()
     cohort: tuple[Place, ...] = ()
 
+    @property
+    def is_over(self) -> bool:
+        return self.phase is Phase.OVER
+
+    def ended(self) -> RoundsState:
+        return replace(self, phase=Phase.OVER)
+
     def those(self, standing: Standing) -> tuple[str, ...]:
         """Sites of the cohort that stand so, sorted."""
         return tuple(place.site for place in self.cohort if place.standing is standing)
@@ -90,7 +94,7 @@ class RoundsState:
 Step = tuple[RoundsState, Sequence[Action]]
 
 
-class Rounds:
+class Rounds(Membership[RoundsState]):
     """Synchronous rounds over a sample of the members, closed at a quorum when the deadline comes.
 
     Cohort: max(min, fraction of members), drawn anew each round (McMahan et al. 2016, arXiv:1602.05629, algorithm 1).
@@ -125,33 +129,9 @@ class Rounds:
     def init(self, *, num_rounds: int, seed: int) -> RoundsState:
         return RoundsState(num_rounds=num_rounds, seed=seed)
 
-    def on(self, state: RoundsState, event: Event) -> Step:
-        """The state after `event` and what is to be done; events that do not matter change nothing."""
-        if state.phase is Phase.OVER:
-            return state, ()
-        match event:
-            case Joined():
-                return self._joined(state, event)
-            case Left():
-                return self._left(state, event)
-            case Ready():
-                return self._ready(state)
-            case Accepted():
-                return self._accepted(state, event)
-            case Failed():
-                return self._failed(state, event)
-            case TimerFired():
-                return self._timer_fired(state, event)
-            case Committed():
-                return self._committed(state, event)
-            case Asked() | Withdrawn():  # of a region's rounds (relayed.py)
-                return state, ()
-
     # --- members ----------------------------------------------------------------------------------------------------
 
     def _joined(self, state: RoundsState, event: Joined) -> Step:
-        others = tuple(member for member in state.members if member[0] != event.site)
-        state = replace(state, members=tuple(sorted((*others, (event.site, event.max_weight)))))
         if state.phase is Phase.TRAINING and event.site in state.those(Standing.GONE):
             return _standing(state, event.site, Standing.ASKED), ()
         return (
@@ -161,27 +141,12 @@ class Rounds:
         )
 
     def _left(self, state: RoundsState, event: Left) -> Step:
-        state = replace(state, members=tuple(member for member in state.members if member[0] != event.site))
         if event.site not in state.those(Standing.ASKED):
             return state, ()
         return self._settle(_standing(state, event.site, Standing.GONE, event.reason))
 
-    def _ready(self, state: RoundsState) -> Step:
-        if state.ready:
-            return state, ()
-        state = replace(state, ready=True)
-        return self._start(state) if self._enough(state) else self._too_few(state)
-
-    def _enough(self, state: RoundsState) -> bool:
-        return len(state.members) >= self.options.min
-
-    def _too_few(self, state: RoundsState) -> Step:
-        here = ", ".join(site for site, _ in state.members) or "nobody"
-        reason = (
-            f"round {state.round + 1} needs {self.options.min} sites, there are {len(state.members)}: {here}; start the "
-            "others again, or lower min in the job's schedule"
-        )
-        return replace(state, phase=Phase.OVER), (GiveUp(reason=reason),)
+    def _who_waits(self, state: RoundsState) -> str:
+        return f"round {state.round + 1}"
 
     # --- one round --------------------------------------------------------------------------------------------------
 
