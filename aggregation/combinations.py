@@ -57,7 +57,8 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
     Refusal(
         keys=("strategy.schedule", "strategy.reducer"),
         applies=lambda combined: isinstance(combined.reducer, FLTrust) and _samples(combined.schedule),
-        reason="the trusted site has to be in every round, and this schedule draws some of the sites; set fraction = 1",
+        reason="the trusted site has to be in every round, and this schedule draws some of the sites; set fraction = 1, "
+        "and over = 1",
     ),
     Refusal(
         keys=("strategy.codec", "strategy.reducer"),
@@ -99,7 +100,7 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
 
 
 def _samples(schedule: Schedule[Any]) -> bool:
-    return float(getattr(getattr(schedule, "options", None), "fraction", 1.0)) < 1
+    return bool(getattr(schedule, "draws", False))
 
 
 def refusal(combined: Combined) -> Refusal | None:

@@ -60,6 +60,11 @@ BUILT_IN: Final[Mapping[str, Composition]] = {
         "difference to an update's own base is added, where algorithm 1 there mixes whole models.",
         parts={"schedule": {"kind": "buffered", "k": 1}, "optimizer": {"kind": "sgd", "lr": 0.5}},
     ),
+    "cyclic": Composition(
+        summary="Weight transfer: one site after the other trains the version of the one before it (Chang et al. 2018, "
+        "doi:10.1093/jamia/ocy017).",
+        parts={"schedule": {"kind": "cyclic"}},
+    ),
     "fedadagrad": Composition(
         summary="FedAvg with Adagrad on the server (Reddi et al. 2020, arXiv:2003.00295, algorithm 2).",
         parts={"optimizer": {"kind": "adagrad", "lr": 0.01, "eps": 1e-3}},

@@ -188,3 +188,12 @@ class Asynchronous(Protocol):
     def discount(self, staleness: int) -> float:
         """What an update counts, from 0 to 1, whose base version is so many versions older than its round's."""
         ...
+
+
+@runtime_checkable
+class Selective(Protocol):
+    """A schedule that asks only some of the sites that there are."""
+
+    def takes(self, site: str, labels: Mapping[str, str]) -> bool:
+        """Whether a site of this name and labels can be asked; others are not offered the run."""
+        ...
