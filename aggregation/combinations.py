@@ -14,7 +14,7 @@ from typing import Any, Final
 from atoll.aggregation.codecs.encoding import Codec
 from atoll.aggregation.reducers.central import FLTrust
 from atoll.aggregation.reducers.reduction import Reducer
-from atoll.aggregation.schedule import Asynchronous, Schedule
+from atoll.aggregation.schedule import Asynchronous, Schedule, Stepped
 from atoll.wire.errors import ConfigError
 
 
@@ -91,6 +91,18 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
         "rounds, or name sites of this federation alone in job.sites",
     ),
     Refusal(
+        keys=("strategy.schedule", "strategy.download"),
+        applies=lambda combined: _num_fragments(combined.schedule) > 1 and combined.download is not None,
+        reason="a site fetches the bytes of one fragment of a version, and a codec of downloads writes versions whole; "
+        "remove download, or set fragments = 1",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "regions"),
+        applies=lambda combined: combined.regions and _num_fragments(combined.schedule) > 1,
+        reason="a region hands versions on to its sites whole, and its sums are of the whole model; set fragments = 1, or "
+        "name sites of this federation alone in job.sites",
+    ),
+    Refusal(
         keys=("strategy.download", "regions"),
         applies=lambda combined: combined.regions and combined.download is not None,
         reason="a region hands versions on to its sites as it gets them, in full; remove download, or name sites of "
@@ -101,6 +113,10 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
 
 def _samples(schedule: Schedule[Any]) -> bool:
     return bool(getattr(schedule, "draws", False))
+
+
+def _num_fragments(schedule: Schedule[Any]) -> int:
+    return schedule.exchange.num_fragments if isinstance(schedule, Stepped) else 1
 
 
 def refusal(combined: Combined) -> Refusal | None:

@@ -190,6 +190,23 @@ class Asynchronous(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """What a round asks of a site beyond the job's work, and how much of the model it moves."""
+
+    steps: int | None = None  # optimizer steps of a round, whose state goes on over rounds; None: as the job says
+    num_fragments: int = 1  # of the model, exchanged in turns
+    alpha: float = 1.0  # weight of the new value of a fragment against the site's own
+
+
+@runtime_checkable
+class Stepped(Protocol):
+    """A schedule that counts the steps of sites, and may exchange a part of the model at a time."""
+
+    @property
+    def exchange(self) -> Exchange: ...
+
+
 @runtime_checkable
 class Selective(Protocol):
     """A schedule that asks only some of the sites that there are."""

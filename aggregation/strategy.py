@@ -13,6 +13,7 @@ from typing import Any
 from atoll.aggregation import combinations, compositions, parts, plugins
 from atoll.aggregation.codecs.encoding import Codec
 from atoll.aggregation.compositions import Composition
+from atoll.aggregation.fragments import Fragments
 from atoll.aggregation.layout import Buffers
 from atoll.aggregation.lr_schedules import LearningRate
 from atoll.aggregation.reducers.central import FLTrust
@@ -27,6 +28,7 @@ from atoll.aggregation.schedule import (
     Committed,
     Dispatch,
     Event,
+    Exchange,
     Failed,
     GiveUp,
     Joined,
@@ -34,12 +36,14 @@ from atoll.aggregation.schedule import (
     Ready,
     Schedule,
     SetTimer,
+    Stepped,
     Stop,
     TimerFired,
 )
 from atoll.aggregation.server_optimizers import ServerOptimizer
 from atoll.wire.errors import ConfigError
 from atoll.wire.job import Job, Part, StrategySection, WorkSection
+from atoll.wire.manifest import Manifest
 
 __all__ = [
     "Accepted",
@@ -79,6 +83,12 @@ class Strategy:
     buffers: Buffers
     local: tuple[str, ...]  # patterns of names of tensors that stay at their site
     bound: float
+    exchange: Exchange  # how much of the model a round moves, and the steps that it counts
+
+    def fragments(self, manifest: Manifest) -> Fragments:
+        """The parts of a model that rounds exchange in turns. Raises ConfigError as `Fragments` does."""
+        count = self.exchange.num_fragments
+        return Fragments(manifest, self.codec, self.buffers, self.local, count=count)
 
 
 def resolve(job: Job) -> Strategy:
@@ -110,18 +120,37 @@ def resolve(job: Job) -> Strategy:
             buffers=section.buffers,
             local=section.local or (),
             server_evaluation=job.evaluation.server,
+            download=download,
         ),
         _values(section, wanted, made, job),
     )
+    exchange = made["schedule"].exchange if isinstance(made["schedule"], Stepped) else Exchange()
     return Strategy(
         name=section.kind,
-        work=section.work,
+        work=_work(section.work, exchange, wanted["schedule"]["kind"]),
+        exchange=exchange,
         download=download,
         buffers=section.buffers,
         local=section.local or (),
         bound=section.sum.bound,
         **made,
     )
+
+
+def _work(section: WorkSection, exchange: Exchange, schedule: str) -> WorkSection:
+    """The work of a round: the job's, but for steps that the schedule counts."""
+    if exchange.steps is None:
+        return section
+    for key in ("epochs", "steps"):
+        if (value := getattr(section, key)) is not None:
+            raise ConfigError(
+                f"strategy.work.{key} = {value} with strategy.schedule = {schedule!r}: the schedule says how many steps "
+                "a round has; remove it here",
+                key=f"strategy.work.{key}",
+                value=str(value),
+                bound="absent",
+            )
+    return section.model_copy(update={"steps": exchange.steps})
 
 
 def _require_rates(optimizer: ServerOptimizer, num_rounds: int) -> None:
@@ -219,5 +248,6 @@ def _values(
         **kinds,
         "strategy.buffers": section.buffers,
         "strategy.local": section.local,
+        "strategy.download": section.download.kind if section.download else "",
         "evaluation.server": job.evaluation.server,
     }

@@ -21,7 +21,8 @@ from torch.utils.data import Dataset
 
 from atoll.aggregation.download import Download
 from atoll.aggregation.encode import encode_update
-from atoll.aggregation.layout import UpdateLayout, update_layout
+from atoll.aggregation.fragments import Fragments
+from atoll.aggregation.layout import UpdateLayout
 from atoll.aggregation.rounding import SECRET_BYTES, Rounding, rounding_key
 from atoll.aggregation.strategy import Strategy, resolve
 from atoll.cluster.app import App, build_app, build_model
@@ -31,9 +32,10 @@ from atoll.cluster.evaluate import evaluate
 from atoll.cluster.local_loop import train_locally
 from atoll.cluster.messages import Evaluate, Evaluated, Prepare, Prepared, Train, Trained
 from atoll.cluster.optimizer_state import LocalOptimizer
+from atoll.cluster.own_model import OwnModel
 from atoll.cluster.registry import AppEntry, load_app
 from atoll.cluster.seeds import training_seed
-from atoll.cluster.site_state import Kept, SiteState
+from atoll.cluster.site_state import Kept, SiteState, joined
 from atoll.cluster.update_file import create_update
 from atoll.wire.checksum import crc32_of
 from atoll.wire.errors import AppFailed, Malformed, NotAllowed
@@ -66,23 +68,30 @@ class RunSession:
     job: Job
     strategy: Strategy
     manifest: Manifest
-    layout: UpdateLayout
+    fragments: Fragments
     device: torch.device
     app: App
     model: nn.Module
     download: Download | None  # how versions come, where a codec makes them smaller
     transient: Mapping[str, Tensor]  # non-persistent buffers as they were when the model was new
     state: SiteState
+    own_model: OwnModel
     training: Training | None
     test_data: Dataset[Any] | None
+
+    @property
+    def layout(self) -> UpdateLayout:
+        """Of all that travels, in one round or in turns."""
+        return self.fragments.whole
 
     def prepared(self) -> Prepared:
         """What the agent wants to know before it accepts the run."""
         return Prepared(
             max_weight=self.training.work.max_weight if self.training else 0,
-            update_bytes=self.layout.num_bytes if self.training else 0,
+            update_bytes=max(f.layout.num_bytes for f in self.fragments.all) if self.training else 0,
             device=str(self.device),
             download_bytes=self.download.num_bytes if self.download else 0,
+            fragments=[(f.start, f.stop) for f in self.fragments.all] if self.fragments.count > 1 else [],
         )
 
     def train(self, request: Train, on_step: OnStep) -> Trained:
@@ -95,10 +104,12 @@ class RunSession:
         training = self._require_training()
         work = self._work_of(request, training)
         # The room is taken before the work is done: a full disk costs no training.
-        room = create_update(Path(request.out_path), self.layout.num_bytes)
+        layout = self.fragments.of_round(request.round).layout
+        room = create_update(Path(request.out_path), layout.num_bytes)
         with self._open_base(Path(request.base_path)) as base, room as out:
             kept = self.state.load(request.round)
             self._load(base, kept)
+            self.own_model.begin(self._tensors(), kept, request.round)
             training.optimizer.begin_round(kept)
             outcome = train_locally(
                 self.app,
@@ -117,7 +128,7 @@ class RunSession:
             key=request.key,
             weight=outcome.weight,
             metrics=dict(outcome.metrics),
-            num_bytes=self.layout.num_bytes,
+            num_bytes=layout.num_bytes,
             crc32=crc32,
         )
 
@@ -144,7 +155,7 @@ class RunSession:
         if not request.config:
             return training.work
         unit = {"epochs", "steps"} & request.config.keys()
-        table = self.job.strategy.work.model_dump(exclude_none=True, exclude={"epochs", "steps"} if unit else set())
+        table = self.strategy.work.model_dump(exclude_none=True, exclude={"epochs", "steps"} if unit else set())
         try:
             section = WorkSection.model_validate({**table, **request.config})
         except ValidationError as error:
@@ -192,11 +203,10 @@ class RunSession:
     def _write_update(self, round: int, base: ModelFile, training: Training, out: memoryview) -> int:
         """Encode the difference to the base into `out`; its crc32."""
         rounding = Rounding(rounding_key(training.secret, round))
-        trained = {name: tensor.detach() for name, (tensor, _) in state_of(self.model).items()}
         encode_update(
-            self.layout,
+            self.fragments.of_round(round).layout,
             views(self.manifest, base.map, writable=False),
-            trained,
+            self._tensors(),
             out,
             rounding=rounding,
             bound=self.strategy.bound,
@@ -204,11 +214,15 @@ class RunSession:
         return crc32_of(out)
 
     def _keep(self, round: int, training: Training) -> None:
-        kept = training.optimizer.end_round()
-        tensors = state_of(self.model)
-        local = {_LOCAL + spec.name: tensors[spec.name][0].detach() for spec in self.layout.absent}
-        if local or kept.tensors or kept.values:
-            self.state.save(round, Kept(tensors={**local, **kept.tensors}, values=kept.values))
+        tensors = self._tensors()
+        local = Kept(tensors={_LOCAL + spec.name: tensors[spec.name] for spec in self.layout.absent})
+        parts = (local, training.optimizer.end_round(), self.own_model.kept(tensors, round))
+        if any(part.tensors or part.values for part in parts):
+            self.state.save(round, joined(parts))
+
+    def _tensors(self) -> Mapping[str, Tensor]:
+        """Those of the model, by the names of the manifest."""
+        return {name: tensor.detach() for name, (tensor, _) in state_of(self.model).items()}
 
 
 def open_session(request: Prepare) -> RunSession:
@@ -235,7 +249,8 @@ def open_session(request: Prepare) -> RunSession:
         job=job,
         strategy=strategy,
         manifest=manifest,
-        layout=update_layout(manifest, strategy.codec, strategy.buffers, strategy.local),
+        fragments=(fragments := strategy.fragments(manifest)),
+        own_model=OwnModel(fragments, strategy.exchange.alpha),
         device=device,
         app=app,
         model=model,
@@ -243,12 +258,12 @@ def open_session(request: Prepare) -> RunSession:
         download=Download(manifest, strategy.download, job.job.seed) if strategy.download and request.encoded else None,
         transient={name: buffer.clone() for name, buffer in model.named_buffers() if name not in model.state_dict()},
         state=SiteState(Path(request.state_folder)),
-        training=_open_training(request, job, app, model) if request.training else None,
+        training=_open_training(request, strategy, app, model) if request.training else None,
         test_data=app.data("test") if job.evaluation.sites or not request.training else None,
     )
 
 
-def _open_training(request: Prepare, job: Job, app: App, model: nn.Module) -> Training:
+def _open_training(request: Prepare, strategy: Strategy, app: App, model: nn.Module) -> Training:
     secret = bytes.fromhex(request.rounding_seed_hex)
     if len(secret) != SECRET_BYTES:
         raise Malformed(f"rounding_seed_hex has {len(secret)} bytes, wanted {SECRET_BYTES}", field="rounding_seed_hex")
@@ -260,9 +275,10 @@ def _open_training(request: Prepare, job: Job, app: App, model: nn.Module) -> Tr
         raise AppFailed(
             f"optimizer() returned {type(optimizer).__name__}, wanted a torch.optim.Optimizer", field="optimizer"
         )
+    counts_steps = strategy.exchange.steps is not None
     return Training(
         dataset=dataset,
-        optimizer=LocalOptimizer(optimizer, keeps_state=app.keeps_optimizer),
-        work=plan_work(app, dataset, job.strategy.work),
+        optimizer=LocalOptimizer(optimizer, keeps_state=app.keeps_optimizer or counts_steps),
+        work=plan_work(app, dataset, strategy.work),
         secret=secret,
     )

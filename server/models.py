@@ -10,13 +10,13 @@ import shutil
 import threading
 from collections.abc import Collection
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from atoll.aggregation.download import Download
 from atoll.cluster.update_file import create_update
 from atoll.wire.checksum import crc32_of
-from atoll.wire.errors import Unknown
+from atoll.wire.errors import Malformed, Unknown
 from atoll.wire.manifest import Manifest
 from atoll.wire.model_file import ModelFile, create, map_file, open_model, remove_drafts
 
@@ -32,7 +32,18 @@ class Outgoing:
     def crc32(self) -> int:
         """Of the bytes (zlib). Blocks."""
         with map_file(self.path) as whole:
-            return crc32_of(whole[self.data_offset :])
+            return crc32_of(whole[self.data_offset : self.data_offset + self.num_bytes])
+
+    def part(self, first: int, num_bytes: int) -> Outgoing:
+        """So many of its bytes, from byte `first` on. Raises Malformed where they are not all there."""
+        if first + num_bytes > self.num_bytes:
+            raise Malformed(
+                f"bytes {first} to {first + num_bytes} of a version of {self.num_bytes} bytes",
+                field="part_bytes",
+                value=num_bytes,
+                bound=f"1 to {self.num_bytes - first}",
+            )
+        return replace(self, data_offset=self.data_offset + first, num_bytes=num_bytes)
 
 
 class RunModels:

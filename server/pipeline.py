@@ -17,7 +17,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.aggregation.layout import UpdateLayout, update_layout
+from atoll.aggregation.layout import UpdateLayout
 from atoll.aggregation.next_model import next_model
 from atoll.aggregation.optimizer_state import OptimizerState
 from atoll.aggregation.partial import PartialLayout
@@ -67,7 +67,8 @@ class Pipeline:
         self._strategy = strategy
         self._manifest = manifest
         self._models = models
-        self._layout: UpdateLayout = update_layout(manifest, strategy.codec, strategy.buffers, strategy.local)
+        self._fragments = strategy.fragments(manifest)
+        self._layout: UpdateLayout = self._fragments.whole
         self._partial = PartialLayout(self._layout)
         self._open: dict[int, _Open] = {}
         self._opening = threading.Lock()
@@ -77,10 +78,9 @@ class Pipeline:
         """Updates that every value of a version mixes, at least, which is made of so many."""
         return self._strategy.reducer.mixed(num_updates)
 
-    @property
-    def update_bytes(self) -> int:
-        """Length of an encoded update of this run."""
-        return self._layout.num_bytes
+    def update_bytes(self, round_: int) -> int:
+        """Length of an encoded update of a round."""
+        return self._fragments.of_round(round_).layout.num_bytes
 
     @property
     def partial_bytes(self) -> int:
@@ -115,7 +115,7 @@ class Pipeline:
             seed=_seed(self._seed, round_.number),
             spool=self._models.spool,
         )
-        reduction = self._strategy.reducer.init(self._layout, terms)
+        reduction = self._strategy.reducer.init(self._fragments.of_round(round_.number).layout, terms)
         self._open[round_.number] = _Open(
             reduction=reduction, num_sites=num_sites, max_weight=round_.max_weight, folded=set()
         )
@@ -192,21 +192,22 @@ class Pipeline:
         Raises:
             DiskFull: no room for it; may be tried again.
         """
-        state = self._state_of(current)
-        version = current + 1
+        before, version = self._state_of(current), current + 1
+        number, optimizer = round_.number, self._strategy.optimizer
         with (
             self._models.open(current) as base,
-            self._models.create(version, {"atoll.round": str(round_.number)}) as out,
+            self._models.create(version, {"atoll.round": str(number)}) as out,
         ):
-            state = next_model(
-                self._open[round_.number].reduction,
-                optimizer=self._strategy.optimizer,
-                state=state,
+            moved = next_model(
+                self._open[number].reduction,
+                optimizer=optimizer,
+                state=self._fragments.state_of(number, before, optimizer),
                 base=base.map,
                 out=out,
                 manifest=self._manifest,
             )
             crc32 = crc32_of(out)
+        state = self._fragments.with_state_of(number, before, moved, optimizer)
         state.save(self._models.optimizer_path(version))
         self._optimizer_state = (version, state)
         return NewVersion(version=version, crc32=crc32, num_bytes=self._manifest.num_bytes)

@@ -56,7 +56,8 @@ class Results:
                 raise Unknown(f"run {fetch.run[:26]} is not open here", site=site, run=fetch.run[:26])
             if site not in driver.state.members and site not in driver.state.former:
                 raise NotAllowed(f"{site} has not joined run {fetch.run}", site=site, run=fetch.run)
-            await self._transfers.ask_down(site, driver.run, driver.models, fetch.version, fetch.offset)
+            part = (fetch.first_byte, fetch.part_bytes) if fetch.part_bytes else None
+            await self._transfers.ask_down(site, driver.run, driver.models, fetch.version, fetch.offset, part=part)
         except RemoteError as error:
             error.run, error.field, error.value = fetch.run[:26], "version", str(fetch.version)
             session.send(grant_withdrawn=pb.GrantWithdrawn(reason=to_detail(error)))
@@ -68,13 +69,14 @@ class Results:
             self._release(site, result.key)
             return
         pipeline = driver.pipeline
-        lengths = {"update_bytes": pipeline.update_bytes, "partial_bytes": pipeline.partial_bytes}
+        round_ = driver.state.round_of(result.key.task, result.key.attempt)
+        update_bytes = pipeline.update_bytes(round_.number if round_ is not None else result.round)
+        lengths = {"update_bytes": update_bytes, "partial_bytes": pipeline.partial_bytes}
         try:
             standing = standing_of(driver.state, site, result, run=driver.run, **lengths)
         except RemoteError as error:
             self._refuse(driver, site, result.key, error)
             return
-        round_ = driver.state.round_of(result.key.task, result.key.attempt)
         lacking = round_ is not None and site in driver.pipeline.lacks(round_)
         if standing is Standing.RELEASED:
             self._release(site, result.key)

@@ -14,7 +14,6 @@ from torch import nn
 from atoll.aggregation import combinations, parts
 from atoll.aggregation.codecs.casts import Native
 from atoll.aggregation.combinations import Combined, refusal
-from atoll.aggregation.layout import update_layout
 from atoll.aggregation.next_model import next_model
 from atoll.aggregation.parts import build
 from atoll.aggregation.reducers.coordinates import Median
@@ -38,6 +37,7 @@ REQUIRED: dict[tuple[str, str], dict[str, Any]] = {
     ("rule", "fedprox"): {"mu": 0.1},
     ("schedule", "rounds"): {"min": 3},
     ("schedule", "buffered"): {"min": 3, "k": 3},
+    ("schedule", "every_steps"): {"min": 3, "steps": 6, "fragments": 3},
     ("reducer", "norm_bound"): {"norm": 5.0},
     ("reducer", "krum"): {"faulty": 0},
     ("reducer", "multi_krum"): {"faulty": 0},
@@ -135,7 +135,8 @@ def one_round(strategy: Strategy) -> bytes:
         state, _ = strategy.schedule.on(state, Joined(site=site, max_weight=3, labels={}))
     state, (dispatch, _) = strategy.schedule.on(state, Ready())
     assert isinstance(dispatch, Dispatch)
-    layout = update_layout(manifest, strategy.codec, strategy.buffers)
+    fragments = strategy.fragments(manifest)
+    layout = fragments.of_round(1).layout
     terms = RoundTerms(num_sites=len(dispatch.sites), max_weight=dispatch.max_weight, bound=strategy.bound)
     total = strategy.reducer.init(layout, terms)
     actions: Any = ()
@@ -147,7 +148,7 @@ def one_round(strategy: Strategy) -> bytes:
         total.fold(site, payload, seed, {"loss": (1.0 * seed, 1.0)})
     assert any(isinstance(action, Close) for action in actions)
     out = bytearray(manifest.num_bytes)
-    before = strategy.optimizer.init(layout)
+    before = fragments.state_of(1, strategy.optimizer.init(fragments.whole), strategy.optimizer)
     next_model(total, optimizer=strategy.optimizer, state=before, base=data, out=out, manifest=manifest)
     assert all(torch.isfinite(t.float()).all() for t in views(manifest, out, writable=False).values())
     return bytes(out)
@@ -229,6 +230,7 @@ def test_a_refused_region_is_named() -> None:
         require_regions_allowed(job(cell_with(reducer="median")), ["north", "south"])
 
 
+FRAGMENTED = build("schedule", "every_steps", {"steps": 4, "fragments": 2})
 BUFFERED = build("schedule", "buffered", {"k": 1})
 REASONS = [
     (
@@ -273,6 +275,16 @@ REASONS = [
         ("strategy.schedule", "regions"),
         combined(schedule=BUFFERED, regions=True),
         "its sites cannot be of several rounds; take the schedule rounds",
+    ),
+    (
+        ("strategy.schedule", "strategy.download"),
+        combined(schedule=FRAGMENTED, download=build("codec", "int8", {})),
+        "a codec of downloads writes versions whole; remove download, or set fragments = 1",
+    ),
+    (
+        ("strategy.schedule", "regions"),
+        combined(schedule=FRAGMENTED, regions=True),
+        "its sums are of the whole model; set fragments = 1",
     ),
     (
         ("strategy.download", "regions"),
