@@ -14,7 +14,7 @@ from typing import Any, Final
 from atoll.aggregation.codecs.encoding import Codec
 from atoll.aggregation.reducers.central import FLTrust
 from atoll.aggregation.reducers.reduction import Reducer
-from atoll.aggregation.schedule import Asynchronous, Schedule, Stepped
+from atoll.aggregation.schedule import Asynchronous, Branching, Schedule, Stepped
 from atoll.wire.errors import ConfigError
 
 
@@ -100,6 +100,12 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
         keys=("strategy.schedule", "regions"),
         applies=lambda combined: combined.regions and _num_fragments(combined.schedule) > 1,
         reason="a region hands versions on to its sites whole, and its sums are of the whole model; set fragments = 1, or "
+        "name sites of this federation alone in job.sites",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "regions"),
+        applies=lambda combined: combined.regions and isinstance(combined.schedule, Branching),
+        reason="a region is a group already, and hands one version on to all of its sites; take the schedule rounds, or "
         "name sites of this federation alone in job.sites",
     ),
     Refusal(

@@ -24,13 +24,20 @@ from atoll.aggregation.rules import FedProx, NoRule
 from atoll.aggregation.schedules.buffered import Buffered
 from atoll.aggregation.schedules.cyclic import Cyclic
 from atoll.aggregation.schedules.every_steps import EverySteps
+from atoll.aggregation.schedules.hierarchical import Hierarchical
 from atoll.aggregation.schedules.rounds import Rounds
 from atoll.aggregation.server_optimizers import Adagrad, Adam, AdamW, Sgd, Yogi
 from atoll.wire.errors import ConfigError
 from atoll.wire.explain import shown, wanted_of
 
 BUILT_IN: Final[Mapping[str, Mapping[str, type]]] = {
-    "schedule": {"rounds": Rounds, "buffered": Buffered, "cyclic": Cyclic, "every_steps": EverySteps},
+    "schedule": {
+        "rounds": Rounds,
+        "buffered": Buffered,
+        "cyclic": Cyclic,
+        "every_steps": EverySteps,
+        "hierarchical": Hierarchical,
+    },
     "rule": {"none": NoRule, "fedprox": FedProx},
     "codec": {"native": Native, "float32": Float32, "bfloat16": BFloat16, "int8": Int8, "int4": Int4},
     "reducer": {

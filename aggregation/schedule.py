@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 # --- events: what the schedule is told ------------------------------------------------------------------------------
 
@@ -107,6 +107,9 @@ class Dispatch:
     sites: tuple[str, ...]
     max_weight: int
     num_sites: int = 0  # updates that the sum has room for, in a region that of the whole tree; 0: those of the cohort
+    branch: int | None = (
+        None  # group of these sites, whose updates make a version of its own; None: there are no groups
+    )
     carried: tuple[str, ...] = ()  # sites (sorted) whose open task of an earlier round goes on, and counts in this one
 
 
@@ -205,6 +208,28 @@ class Stepped(Protocol):
 
     @property
     def exchange(self) -> Exchange: ...
+
+
+@runtime_checkable
+class Branching(Protocol):
+    """A schedule in which groups of sites have versions of their own between those that all have in common."""
+
+    @property
+    def num_branches(self) -> int: ...
+
+    @property
+    def combines_every(self) -> int:
+        """Rounds from one version of all to the next."""
+        ...
+
+    @property
+    def inner_optimizer(self) -> Any:
+        """The server optimizer of a group's versions."""
+        ...
+
+    def branch(self, state: Any, site: str, version: int) -> int | None:
+        """Whose form of a version a site gets: its group's, or None for the one that all have in common."""
+        ...
 
 
 @runtime_checkable

@@ -23,6 +23,7 @@ from atoll.aggregation.rules import LocalRule
 from atoll.aggregation.schedule import (
     Accepted,
     Action,
+    Branching,
     Cancel,
     Close,
     Committed,
@@ -111,6 +112,9 @@ def resolve(job: Job) -> Strategy:
         )
     _require_rates(made["optimizer"], job.job.rounds)
     _require_trusted(made["reducer"], job)
+    if isinstance(made["schedule"], Branching):
+        _require_rates(made["schedule"].inner_optimizer, job.job.rounds)
+        _require_combined(made["schedule"], job)
     download = _download(section)
     combinations.require_allowed(
         combinations.Combined(
@@ -162,6 +166,18 @@ def _require_rates(optimizer: ServerOptimizer, num_rounds: int) -> None:
     except ValueError as error:
         key = "strategy.optimizer.lr_schedule"
         raise ConfigError(f"{key}: {error}", key=key, bound="0 or more at every version") from None
+
+
+def _require_combined(schedule: Branching, job: Job) -> None:
+    every = schedule.combines_every
+    if job.job.rounds % every:
+        raise ConfigError(
+            f"job.rounds = {job.job.rounds} with strategy.schedule.rounds = {every}: the groups are combined every {every} "
+            "rounds, and the last ones would be in no version of all",
+            key="job.rounds",
+            value=str(job.job.rounds),
+            bound=f"a multiple of {every}",
+        )
 
 
 def _require_trusted(reducer: Reducer, job: Job) -> None:

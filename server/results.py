@@ -7,6 +7,7 @@ import logging
 
 from atoll.server.driver import RunDriver
 from atoll.server.events import SiteEvaluated, TaskLost, UpdateAccepted
+from atoll.server.models import Wanted
 from atoll.server.open_runs import OpenRuns
 from atoll.server.round import Metrics
 from atoll.server.run_state import Task
@@ -56,8 +57,9 @@ class Results:
                 raise Unknown(f"run {fetch.run[:26]} is not open here", site=site, run=fetch.run[:26])
             if site not in driver.state.members and site not in driver.state.former:
                 raise NotAllowed(f"{site} has not joined run {fetch.run}", site=site, run=fetch.run)
-            part = (fetch.first_byte, fetch.part_bytes) if fetch.part_bytes else None
-            await self._transfers.ask_down(site, driver.run, driver.models, fetch.version, fetch.offset, part=part)
+            wanted = Wanted(version=fetch.version, first_byte=fetch.first_byte, part_bytes=fetch.part_bytes)
+            branch = driver.state.branch_of(driver.plan, site, fetch.version)
+            await self._transfers.ask_down(site, driver.run, driver.models, wanted, fetch.offset, branch)
         except RemoteError as error:
             error.run, error.field, error.value = fetch.run[:26], "version", str(fetch.version)
             session.send(grant_withdrawn=pb.GrantWithdrawn(reason=to_detail(error)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
-from atoll.aggregation.schedule import Joined, Schedule
+from atoll.aggregation.schedule import Branching, Joined, Schedule
 from atoll.server.round import Metrics, Round
 from atoll.wire.errors import BadUpdate, RemoteError, Stale, TooFewSites, Unavailable
 
@@ -95,6 +95,11 @@ class RunState:
             if any((update.task, update.attempt) == (task, attempt) for update in round_.updates.values()):
                 return round_
         return None
+
+    def branch_of(self, plan: Plan, site: str, version: int) -> int | None:
+        """The group whose form of a version a site gets; None where it is that of all."""
+        schedule = plan.schedule
+        return schedule.branch(self.schedule, site, version) if isinstance(schedule, Branching) else None
 
     def first_closing(self) -> Round | None:
         """The round that is committed next; None where none is being closed."""

@@ -16,7 +16,7 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from atoll.server.models import Outgoing, RunModels
+from atoll.server.models import Outgoing, RunModels, Wanted
 from atoll.server.security import current_caller
 from atoll.server.settings import LimitsSection
 from atoll.server.steps import Observer, Step
@@ -121,36 +121,26 @@ class Transfers:
         self._pump()
 
     async def ask_down(
-        self,
-        site: str,
-        run: str,
-        models: RunModels,
-        version: int,
-        offset: int,
-        *,
-        part: tuple[int, int] | None = None,
+        self, site: str, run: str, models: RunModels, wanted: Wanted, offset: int, branch: int | None = None
     ) -> None:
-        """Queue the download of a model version, as it goes to sites, from byte `offset` on.
+        """Queue the download of a model version, as it goes to sites, from byte `offset` of what is wanted on.
 
         Args:
-            part: first byte and number of bytes, where not all of the version is wanted; `offset` counts from there.
+            branch: the group whose form of the version it is, where the run has groups.
 
         Raises:
             Unknown: the version is not there.
             Malformed: it has no such part.
             Unavailable: it cannot be read, or the disk has no room to encode it.
         """
+        version = wanted.version
         try:
-            source = await asyncio.to_thread(models.outgoing, version)
+            source = wanted.of(await asyncio.to_thread(models.outgoing, version, branch))
         except LocalError as error:
             log.error("run %s: version %d cannot be sent: %s", run, version, error)
             raise Unavailable(f"version {version} cannot be sent: {error}", run=run) from None
-        first = 0
-        if part is not None:
-            first, source = part[0], source.part(*part)
-        subject = Subject(
-            direction="down", run=run, version=version, first_byte=first, part_bytes=source.num_bytes if part else 0
-        )
+        part = {"first_byte": wanted.first_byte, "part_bytes": wanted.part_bytes}
+        subject = Subject(direction="down", run=run, version=version, branch=branch, **part)
         self._table.ask(await self._download_ask(site, subject, source, offset))
         self._pump()
 

@@ -32,6 +32,7 @@ class Subject:
     attempt: int = 0
     payload: str = ""
     version: int = 0
+    branch: int | None = None  # down: the group whose form of the version it is
     first_byte: int = 0  # down: where the part of the version begins that is moved
     part_bytes: int = 0  # down: its length; 0: all of it
 

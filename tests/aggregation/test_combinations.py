@@ -14,10 +14,12 @@ from torch import nn
 from atoll.aggregation import combinations, parts
 from atoll.aggregation.codecs.casts import Native
 from atoll.aggregation.combinations import Combined, refusal
+from atoll.aggregation.fragments import Fragments
 from atoll.aggregation.next_model import next_model
 from atoll.aggregation.parts import build
 from atoll.aggregation.reducers.coordinates import Median
-from atoll.aggregation.reducers.reduction import RoundTerms
+from atoll.aggregation.reducers.reduction import Reduction, RoundTerms
+from atoll.aggregation.schedule import Branching
 from atoll.aggregation.strategy import (
     Accepted,
     Close,
@@ -38,6 +40,12 @@ REQUIRED: dict[tuple[str, str], dict[str, Any]] = {
     ("schedule", "rounds"): {"min": 3},
     ("schedule", "buffered"): {"min": 3, "k": 3},
     ("schedule", "every_steps"): {"min": 3, "steps": 6, "fragments": 3},
+    ("schedule", "hierarchical"): {
+        "label": "region",
+        "groups": ["north", "south"],
+        "rounds": 1,
+        "inner": {"kind": "rounds", "min": 3},
+    },
     ("reducer", "norm_bound"): {"norm": 5.0},
     ("reducer", "krum"): {"faulty": 0},
     ("reducer", "multi_krum"): {"faulty": 0},
@@ -48,7 +56,7 @@ REQUIRED: dict[tuple[str, str], dict[str, Any]] = {
     ("reducer", "qfedavg"): {"lr": 0.1},
 }
 SEVERAL = {"krum", "multi_krum", "bulyan", "fltrust"}  # reducers that need more than one update
-SITES = ("a", "b", "c")
+SITES = {"a": "north", "b": "north", "c": "north", "d": "south", "e": "south", "f": "south"}  # region
 MODEL = [entry for entry in SMALL if entry[0] != "head.weight"]
 BUFFERS = ("mean", "local", "first")
 EVALUATED = {"at-sites": False, "at-server": True}
@@ -97,6 +105,8 @@ def expected_refusal(cell: tuple[str, ...]) -> str | None:
         return "with so few updates this reducer promises nothing"
     if schedule == "buffered" and reducer not in ("mean", "norm_bound"):
         return "which no discount makes comparable"
+    if schedule == "hierarchical" and reducer == "fltrust":
+        return "the trusted site has to be in every round"
     if (buffers, evaluated) == ("local", "at-server"):
         return "the server would judge a model that no site uses"
     return None
@@ -122,7 +132,8 @@ def test_every_cell_runs_a_round_or_is_refused(cell: tuple[str, ...]) -> None:
         return
     one, other = one_round(strategy), one_round(resolve(job(cell)))
     assert one == other
-    assert len(one) == Manifest.build(MODEL).num_bytes
+    num_versions = 2 if isinstance(strategy.schedule, Branching) else 1
+    assert len(one) == num_versions * Manifest.build(MODEL).num_bytes
 
 
 def one_round(strategy: Strategy) -> bytes:
@@ -131,23 +142,33 @@ def one_round(strategy: Strategy) -> bytes:
     base, data = random_state(manifest, 0), bytearray(manifest.num_bytes)
     write_state(manifest, base, data)
     state = strategy.schedule.init(num_rounds=1, seed=0)
-    for site in SITES:
-        state, _ = strategy.schedule.on(state, Joined(site=site, max_weight=3, labels={}))
-    state, (dispatch, _) = strategy.schedule.on(state, Ready())
-    assert isinstance(dispatch, Dispatch)
+    grouped = isinstance(strategy.schedule, Branching)
+    for site, region in SITES.items():
+        if grouped or region == "north":
+            joined = Joined(site=site, max_weight=6, labels={"region": region})
+            state, _ = strategy.schedule.on(state, joined)
+    state, begun = strategy.schedule.on(state, Ready())
+    dispatches = [action for action in begun if isinstance(action, Dispatch)]
+    assert [dispatch.branch for dispatch in dispatches] == ([0, 1] if grouped else [None])
     fragments = strategy.fragments(manifest)
     layout = fragments.of_round(1).layout
-    terms = RoundTerms(num_sites=len(dispatch.sites), max_weight=dispatch.max_weight, bound=strategy.bound)
-    total = strategy.reducer.init(layout, terms)
+    terms = RoundTerms(num_sites=len(dispatches[0].sites), max_weight=dispatches[0].max_weight, bound=strategy.bound)
+    totals = [strategy.reducer.init(layout, terms) for _ in dispatches]
     actions: Any = ()
-    for seed, site in enumerate(dispatch.sites, start=1):
+    asked = [(total, site) for total, some in zip(totals, dispatches, strict=True) for site in some.sites]
+    for seed, (total, site) in enumerate(asked, start=1):
         use(strategy)
         payload = encoded(layout, base, random_state(manifest, seed), site=site, bound=BOUND)
         total.check(payload, seed, metrics={"loss": (1.0 * seed, 1.0)})
         state, actions = strategy.schedule.on(state, Accepted(site=site, round=1, base_version=0, weight=seed))
         total.fold(site, payload, seed, {"loss": (1.0 * seed, 1.0)})
     assert any(isinstance(action, Close) for action in actions)
-    out = bytearray(manifest.num_bytes)
+    return b"".join(version_of(total, strategy, fragments, data) for total in totals)
+
+
+def version_of(total: Reduction, strategy: Strategy, fragments: Fragments, data: bytearray) -> bytes:
+    """The bytes of the version that a round's updates make; of one group, where there are groups."""
+    manifest, out = fragments.manifest, bytearray(len(data))
     before = fragments.state_of(1, strategy.optimizer.init(fragments.whole), strategy.optimizer)
     next_model(total, optimizer=strategy.optimizer, state=before, base=data, out=out, manifest=manifest)
     assert all(torch.isfinite(t.float()).all() for t in views(manifest, out, writable=False).values())
@@ -231,6 +252,7 @@ def test_a_refused_region_is_named() -> None:
 
 
 FRAGMENTED = build("schedule", "every_steps", {"steps": 4, "fragments": 2})
+GROUPED = build("schedule", "hierarchical", {"label": "region", "groups": ["north", "south"], "rounds": 1})
 BUFFERED = build("schedule", "buffered", {"k": 1})
 REASONS = [
     (
@@ -285,6 +307,11 @@ REASONS = [
         ("strategy.schedule", "regions"),
         combined(schedule=FRAGMENTED, regions=True),
         "its sums are of the whole model; set fragments = 1",
+    ),
+    (
+        ("strategy.schedule", "regions"),
+        combined(schedule=GROUPED, regions=True),
+        "a region is a group already, and hands one version on to all of its sites; take the schedule rounds",
     ),
     (
         ("strategy.download", "regions"),

@@ -10,6 +10,8 @@ import torch
 from samples.bench import Bench
 from torch import Tensor
 
+from atoll.aggregation.schedule import Branching
+from atoll.aggregation.schedules.hierarchical import HierarchicalState
 from atoll.aggregation.strategy import resolve
 from atoll.cluster.messages import Train, Trained
 from atoll.cluster.run_session import RunSession, open_session
@@ -26,6 +28,7 @@ class Rounds:
 
     bench: Bench
     sites: tuple[str, ...]
+    groups: dict[str, int] = field(default_factory=dict)  # of sites, where the schedule has groups
     sessions: dict[str, RunSession] = field(init=False)
     models: RunModels = field(init=False)
     pipeline: Pipeline = field(init=False)
@@ -55,10 +58,18 @@ class Rounds:
             key=f"{site}/{round_}",
             round=round_,
             base_version=self.version,
-            base_path=str(self.models.path(self.version)),
+            base_path=str(self.models.path(self.version, self.branch(site))),
             out_path=str(out),
         )
         return self.sessions[site].train(request, lambda done, total: None), out.read_bytes()
+
+    def branch(self, site: str) -> int | None:
+        """Whose form of the newest version a site gets."""
+        schedule = resolve(self.bench.job).schedule
+        if not isinstance(schedule, Branching):
+            return None
+        homes = tuple(sorted(self.groups.items()))
+        return schedule.branch(HierarchicalState(groups=(), homes=homes), site, self.version)
 
     def play(self, *, without: tuple[str, ...] = ()) -> None:
         """One round, and its version."""
@@ -67,6 +78,8 @@ class Rounds:
         trained = {site: self.train(site, number) for site in sites}
         most = max(result.weight for result, _ in trained.values())
         round_ = Round(number=number, base_version=self.version, asked=dict.fromkeys(sites, 1), max_weight=most)
+        for site, group in self.groups.items():
+            round_ = round_.grouped((site,), group, trained[site][0].weight)
         for site, (result, _) in trained.items():
             update = Update(task=site, attempt=1, weight=result.weight, metrics=result.metrics)
             round_ = round_.accepted(site, update)
@@ -77,10 +90,9 @@ class Rounds:
         self.version = self.pipeline.make_version(round_.closed(tuple(sites)), self.version).version
         self.pipeline.drop(number)
 
-    def tensors(self, version: int | None = None) -> Mapping[str, Tensor]:
+    def tensors(self, version: int | None = None, branch: int | None = None) -> Mapping[str, Tensor]:
         """Those of a version, the newest unless told."""
-        path = self.models.path(self.version if version is None else version)
-        return tensors_of(path)
+        return tensors_of(self.models.path(self.version if version is None else version, branch))
 
 
 def tensors_of(path: Path) -> Mapping[str, Tensor]:
