@@ -39,6 +39,14 @@ JOBS = {
         more='codec = { kind = "int8" }',
     ),
 }
+JOBS["hierarchical"] = JOB.format(
+    rounds=4,
+    kind="fedavgm",
+    schedule='kind = "hierarchical", label = "region", groups = ["north", "south"], rounds = 2, '
+    'inner = { kind = "rounds", min = 1 }, inner_optimizer = { kind = "adam" }',
+    work="epochs = 1, batch_size = 32",
+    more="",
+)
 SHORT = Step.MADE  # the version is on the disk, and no commit names it
 STEPS = [
     (Step.JOURNALLED, 9),
