@@ -13,6 +13,7 @@ from atoll.aggregation import compositions, parts, plugins
 from atoll.aggregation.compositions import Composition
 from atoll.aggregation.plugins import Plugin
 from atoll.wire.errors import ConfigError
+from atoll.wire.job import Part
 
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
@@ -97,5 +98,6 @@ def _option(options: type[BaseModel], name: str, schema: dict[str, Any]) -> Opti
     choices = [choice for choice in schema.get("anyOf", [schema]) if choice.get("type") != "null"]
     bound = " ".join(f"{sign} {choices[0][key]}" for key, sign in _BOUNDS.items() if key in choices[0])
     field = options.model_fields[name]
-    default = "" if field.is_required() else str(field.default)
+    known = field.default.kind if isinstance(field.default, Part) else str(field.default)
+    default = "" if field.is_required() else known
     return Option(name=name, type=choices[0].get("type", "string"), default=default, bound=bound)

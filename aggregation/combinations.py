@@ -15,6 +15,7 @@ from atoll.aggregation.codecs.encoding import Codec
 from atoll.aggregation.reducers.central import FLTrust
 from atoll.aggregation.reducers.reduction import Reducer
 from atoll.aggregation.schedule import Asynchronous, Branching, Schedule, Stepped
+from atoll.aggregation.schedules.cyclic import Cyclic
 from atoll.wire.errors import ConfigError
 
 
@@ -109,6 +110,12 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
         "name sites of this federation alone in job.sites",
     ),
     Refusal(
+        keys=("strategy.schedule", "regions"),
+        applies=lambda combined: combined.regions and isinstance(combined.schedule, Cyclic),
+        reason="a turn is that of one site, and a region sends the sum of several; take the schedule rounds, or name "
+        "sites of this federation alone in job.sites",
+    ),
+    Refusal(
         keys=("strategy.download", "regions"),
         applies=lambda combined: combined.regions and combined.download is not None,
         reason="a region hands versions on to its sites as it gets them, in full; remove download, or name sites of "
@@ -118,7 +125,9 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
 
 
 def _samples(schedule: Schedule[Any]) -> bool:
-    return bool(getattr(schedule, "draws", False))
+    """Whether a round may close without some of the members. A plugin says so by `draws`, or has a `fraction`."""
+    fraction = float(getattr(getattr(schedule, "options", None), "fraction", 1.0))
+    return bool(getattr(schedule, "draws", fraction < 1))
 
 
 def _num_fragments(schedule: Schedule[Any]) -> int:

@@ -118,7 +118,8 @@ class Pipeline:
 
     def lacks(self, round_: Round) -> tuple[str, ...]:
         """Sites whose update is accepted but not in the sum, as after a restart: they still keep it."""
-        folded = [known.folded for (number, _), known in self._open.items() if number == round_.number]
+        known = list(self._open.items())  # a copy at once: threads open rounds meanwhile
+        folded = [one.folded for (number, _), one in known if number == round_.number]
         return tuple(sorted(set(round_.updates).difference(*folded)))
 
     def check(self, round_: Round, site: str, weight: int, update: memoryview, metrics: Metrics = NO_METRICS) -> None:
@@ -180,8 +181,8 @@ class Pipeline:
 
     def drop(self, number: int) -> None:
         """Forget the sum of a round that is committed or given up."""
-        for key in [key for key in self._open if key[0] == number]:
-            del self._open[key]
+        for key in [key for key in list(self._open) if key[0] == number]:
+            self._open.pop(key, None)
 
     def make_version(self, round_: Round, current: int) -> NewVersion:
         """Version `current` + 1 from the sum of a closing round, durable on disk with its optimizer state.

@@ -14,7 +14,7 @@ from atoll.aggregation.schedules.rounds import Rounds
 
 
 class EverySteps(Rounds):
-    """Rounds of so many optimizer steps at each site, whose state is never reset: the server's half of DiLoCo.
+    """Rounds of so many optimizer steps, whose state is never reset: the server's half of DiLoCo (arXiv:2311.08105).
 
     Local SGD: Stich 2018, arXiv:1805.09767, algorithm 1. DiLoCo: Douillard et al. 2023, arXiv:2311.08105, algorithm 1.
     With fragments, each is exchanged every `steps` steps, at an offset of its own (streaming DiLoCo, Douillard et al.

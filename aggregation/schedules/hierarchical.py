@@ -58,7 +58,7 @@ Step = tuple[HierarchicalState, Sequence[Action]]
 
 
 class Hierarchical:
-    """Groups of sites by a label: `rounds` rounds within each, then their versions are combined by the optimizer.
+    """Groups of sites by a label: `rounds` rounds within each, then their versions are combined (arXiv:1808.07217).
 
     Two levels of local SGD (Lin et al. 2018, arXiv:1808.07217, section 5; Liu et al. 2019, arXiv:1905.06641, algorithm
     1). The job's optimizer moves the common version by the mean difference of the groups', weighted by the examples

@@ -314,6 +314,11 @@ REASONS = [
         "a region is a group already, and hands one version on to all of its sites; take the schedule rounds",
     ),
     (
+        ("strategy.schedule", "regions"),
+        combined(schedule=build("schedule", "cyclic", {}), regions=True),
+        "a turn is that of one site, and a region sends the sum of several; take the schedule rounds",
+    ),
+    (
         ("strategy.download", "regions"),
         combined(download=build("codec", "int8", {}), regions=True),
         "a region hands versions on to its sites as it gets them, in full; remove download",
