@@ -227,6 +227,10 @@ class Branching(Protocol):
         """The server optimizer of a group's versions."""
         ...
 
+    def is_complete(self, state: Any) -> bool:
+        """Whether every group has the members without which it cannot begin."""
+        ...
+
     def branch(self, state: Any, site: str, version: int) -> int | None:
         """Whose form of a version a site gets: its group's, or None for the one that all have in common."""
         ...

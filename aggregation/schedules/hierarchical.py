@@ -132,6 +132,10 @@ class Hierarchical:
         """Whether a site with these labels can be asked."""
         return labels.get(self.options.label) in self.options.groups and self.inner.takes(site, labels)
 
+    def is_complete(self, state: HierarchicalState) -> bool:
+        """Whether every group has the members without which it cannot begin."""
+        return all(len(group.members) >= self.inner.min_sites for group in state.groups)
+
     def branch(self, state: HierarchicalState, site: str, version: int) -> int | None:
         """Whose form of a version a site gets: its group's, or None for the one that all have in common."""
         return None if version % self.options.rounds == 0 else dict(state.homes).get(site)

@@ -23,6 +23,9 @@ from atoll.aggregation.schedule import (
 )
 from atoll.aggregation.schedules.hierarchical import Hierarchical, HierarchicalState
 from atoll.aggregation.strategy import resolve
+from atoll.server.events import WaitEnded
+from atoll.server.run import advance, begin
+from atoll.server.run_state import Plan
 from atoll.wire.errors import ConfigError
 from atoll.wire.job import parse_job
 
@@ -118,6 +121,29 @@ def test_a_group_waits_for_members_while_the_other_begins() -> None:
     events = [*ALL, *accepted("a", "b", "c", "d", "e"), left("a"), committed(1)]
     assert play(hierarchical(), events)[1] == [dispatch(1, "c", "d", "e", round=2)]
     assert play(hierarchical(), [*events, *joined("a")])[1] == [dispatch(0, "a", "b", round=2)]
+
+
+def test_a_run_begins_once_every_group_has_enough() -> None:
+    plan = Plan(
+        schedule=hierarchical(),
+        num_rounds=2,
+        seed=0,
+        evaluate_every=1,
+        evaluate_at_sites=False,
+        evaluate_at_server=False,
+    )
+    state = begin(plan)
+    may: list[bool] = []
+    for event in joined("c", "d", "e", "a", "b"):
+        state, _ = advance(plan, state, event)
+        may.append(state.may_begin(plan))
+    assert may == [False, False, False, False, True]
+    state, _ = advance(plan, begin(plan), joined("c")[0])
+    assert state.wait_over(plan, "too few") == WaitEnded(reason="too few")
+    for event in joined("d", "e", "a"):
+        state, _ = advance(plan, state, event)
+    state, _ = advance(plan, state, state.wait_over(plan, "too few"))
+    assert state.reason.startswith("group north: round 1 needs 2 sites, there are 1: a")
 
 
 def test_only_sites_of_a_group_are_asked() -> None:
