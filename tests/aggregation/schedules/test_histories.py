@@ -137,7 +137,7 @@ class World:
             site = self.random.choice(sorted(self.away))
             self.away.discard(site)
             self.tell(self._joined(site))
-        elif luck < 0.302 and self.state.timers:
+        elif luck > 0.99 and self.state.timers:
             self.tell(TimerFired(name=self.random.choice(sorted(self.state.timers))))
         elif able := sorted(set(self.doing) - self.away):
             self._deliver(self.random.choice(able))
