@@ -88,7 +88,7 @@ class Pipeline:
         So does a round that is asked for again after it was abandoned.
         """
         with self._opening:
-            for branch in sorted(round_.branch_weights) or [None]:
+            for branch in round_.sums:
                 self._begin(round_, branch)
 
     def _opened(self, round_: Round, branch: int | None) -> _Open:

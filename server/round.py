@@ -54,6 +54,11 @@ class Round:
             return self.num_sites, self.max_weight
         return sum(other == branch for other in self.branches.values()), self.branch_weights[branch]
 
+    @property
+    def sums(self) -> tuple[int | None, ...]:
+        """Groups that have a sum of their own; None stands for the one sum of a round without groups."""
+        return tuple(sorted(self.branch_weights)) or (None,)
+
     def in_branch(self, branch: int | None) -> tuple[str, ...]:
         """Sites of a group, or all, whose updates are in, sorted."""
         return tuple(sorted(site for site in self.updates if self.branches.get(site) == branch))

@@ -139,8 +139,14 @@ class Transfers:
         except LocalError as error:
             log.error("run %s: version %d cannot be sent: %s", run, version, error)
             raise Unavailable(f"version {version} cannot be sent: {error}", run=run) from None
-        part = {"first_byte": wanted.first_byte, "part_bytes": wanted.part_bytes}
-        subject = Subject(direction="down", run=run, version=version, branch=branch, **part)
+        subject = Subject(
+            direction="down",
+            run=run,
+            version=version,
+            branch=branch,
+            first_byte=wanted.first_byte,
+            part_bytes=wanted.part_bytes,
+        )
         self._table.ask(await self._download_ask(site, subject, source, offset))
         self._pump()
 

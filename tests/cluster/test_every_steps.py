@@ -18,7 +18,8 @@ from atoll.cluster.seeds import training_seed
 from atoll.wire.errors import ConfigError
 
 SITES = {"north": 40, "south": 48}
-INNER = {"lr": 0.05, "momentum": 0.9, "dtype": "float32"}
+LR, MOMENTUM = 0.05, 0.9
+INNER = {"lr": LR, "momentum": MOMENTUM, "dtype": "float32"}
 OUTER = {"kind": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
 FINE = {"bound": 1.0}  # so that the sum's quantum is below every digit of these differences
 STEPS = 6
@@ -45,7 +46,7 @@ class ByHand:
     def _site(self, session: RunSession) -> tuple[nn.Module, torch.optim.Optimizer]:
         model = session.app.model()
         model.load_state_dict({name: tensor.detach().clone() for name, tensor in self.shared.items()})
-        return model, torch.optim.SGD(model.parameters(), lr=INNER["lr"], momentum=INNER["momentum"])
+        return model, torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
 
     def play(self, num_steps: int) -> None:
         self.round += 1
@@ -183,7 +184,7 @@ def test_one_step_of_plain_sgd_is_the_mean_of_gradients(make_bench: MakeBench) -
         optimizer.zero_grad()
         data = {site: session.training.dataset[:] for site, session in rounds.sessions.items() if session.training}
         loss = sum(len(x) * F.cross_entropy(model(x), y) for x, y in data.values()) / 64
-        loss.backward()  # type: ignore[union-attr, no-untyped-call]  # of torch
+        loss.backward()  # type: ignore[union-attr]  # of torch
         optimizer.step()
         for name, tensor in rounds.tensors().items():
             torch.testing.assert_close(tensor, model.state_dict()[name], rtol=0, atol=1e-12)

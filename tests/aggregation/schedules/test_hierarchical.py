@@ -38,7 +38,7 @@ def hierarchical(**options: Any) -> Hierarchical:
     return made
 
 
-def joined(*sites: str, max_weight: int = 10) -> list[Event]:
+def joined(*sites: str, max_weight: int = 10) -> list[Joined]:
     return [
         Joined(site=site, max_weight=max_weight, labels={"region": REGIONS.get(site, "elsewhere")}) for site in sites
     ]

@@ -80,7 +80,7 @@ class World:
 
     def _same_terms(self) -> None:
         for number, round_ in self.state.rounds.items():
-            for branch in sorted(round_.branch_weights) or [None]:
+            for branch in round_.sums:
                 if round_.in_branch(branch):
                     terms = round_.terms_of(branch)
                     assert self.terms.setdefault((number, branch), terms) == terms
