@@ -154,7 +154,7 @@ def _zones_in(value: Any) -> Iterator[str]:
         for key, inner in value.items():
             if key in ("zone", "zones"):
                 yield from (str(name) for name in (inner if isinstance(inner, list) else [inner]))
-            else:
+            elif key != "where":  # labels that sites must have, whatever their names: nobody is connected by them
                 yield from _zones_in(inner)
     elif isinstance(value, list):
         for inner in value:

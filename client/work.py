@@ -30,6 +30,7 @@ from atoll.client.offers import Admission, admit, admit_region, preparation
 from atoll.client.refusal import as_refusal
 from atoll.client.settings import SiteSettings
 from atoll.client.steps import Observer, Step
+from atoll.client.version_parts import part_of_version
 from atoll.client.workers import Witness, Worker
 from atoll.cluster.messages import Evaluate, MetricSums, Prepared, Train
 from atoll.cluster.worker_process import WorkerDied
@@ -268,8 +269,10 @@ class RunWork:
                 value=task.round,
                 bound=num_rounds,
             )
+        prepared, manifest = bench.prepared, bench.admission.manifest
+        part = part_of_version(prepared.fragments, task.base_version)
         base = await place.base_models.get(
-            self.run, task.base_version, bench.admission.manifest, encoded_bytes=bench.prepared.download_bytes
+            self.run, task.base_version, manifest, encoded_bytes=prepared.download_bytes, part=part
         )
         place.on_step(Step.FETCHED, str(key))
         # Now, rather than at the commit: what the next round begins with would wait for the disk.

@@ -103,9 +103,11 @@ class Prepared:
     kind: Literal["prepared"] = "prepared"
     key: str = "prepare"
     max_weight: _Count  # largest weight of an update of this site in this run; 0 where it only evaluates
-    update_bytes: _Count  # length of every update; 0 where it only evaluates
+    update_bytes: _Count  # length of its longest update; 0 where it only evaluates
     device: str  # as torch names it: "cpu", "cuda:0"
     download_bytes: _Count = 0  # length of a version as it comes, where a codec made it smaller; 0: a model file
+    fragments: list[tuple[_Count, _Count]] = field(default_factory=list)  # start and stop in a version's data, of each
+    # that is exchanged by itself: round r, from 1, moves number (r - 1) modulo their number; none where all moves
     num_sites: _Count = 0  # below a region; 0 of a worker
     sum_weights: _Count = 0  # of a region: largest weight of its sums
 

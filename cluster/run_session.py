@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from atoll.aggregation.codecs.encoding import feedback_of
 from atoll.aggregation.download import Download
 from atoll.aggregation.encode import encode_update
+from atoll.aggregation.fragments import Fragments
 from atoll.aggregation.lanes import run_manifest
-from atoll.aggregation.layout import UpdateLayout, update_layout
-from atoll.aggregation.rounding import SECRET_BYTES, Rounding, rounding_key
+from atoll.aggregation.layout import UpdateLayout
+from atoll.aggregation.rounding import Rounding, rounding_key
 from atoll.aggregation.rules import LocalRule, Watching
 from atoll.aggregation.strategy import Strategy, resolve
 from atoll.cluster import personal
@@ -35,15 +35,16 @@ from atoll.cluster.device import choose_device, set_up_torch
 from atoll.cluster.evaluate import evaluate
 from atoll.cluster.local_loop import train_locally
 from atoll.cluster.messages import Evaluate, Evaluated, Prepare, Prepared, Train, Trained
-from atoll.cluster.optimizer_state import LocalOptimizer
+from atoll.cluster.own_model import OwnModel
 from atoll.cluster.pairing import Pairing
 from atoll.cluster.personal import PersonalWork
 from atoll.cluster.registry import AppEntry, load_app
 from atoll.cluster.seeds import training_seed
-from atoll.cluster.site_state import Kept, SiteState
+from atoll.cluster.site_state import Kept, SiteState, joined
+from atoll.cluster.training import Training, open_training
 from atoll.cluster.update_file import create_update
 from atoll.wire.checksum import crc32_of
-from atoll.wire.errors import AppFailed, Malformed, NotAllowed
+from atoll.wire.errors import Malformed, NotAllowed
 from atoll.wire.explain import explain
 from atoll.wire.frozen import require_same_frozen
 from atoll.wire.job import Job, WorkSection, decode_job
@@ -56,18 +57,6 @@ _LOCAL = "local/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """What a site needs beyond the model to train it."""
-
-    dataset: Dataset[Any]
-    optimizer: LocalOptimizer
-    work: Work
-    max_weight: int  # of an update in any round of the run, as promised
-    secret: bytes  # of the randomness of rounding
-    personal: PersonalWork | None  # where the site has a model for itself
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSession:
     """One run at one site, loaded. Made by `open_session`."""
 
@@ -77,7 +66,7 @@ class RunSession:
     job: Job  # as it is in the rounds that this is opened for
     strategy: Strategy
     manifest: Manifest
-    layout: UpdateLayout
+    fragments: Fragments
     device: torch.device
     app: App
     model: nn.Module
@@ -86,16 +75,23 @@ class RunSession:
     state: SiteState
     pairing: Pairing
     carried_over: CarriedOver | None  # where the codec has feedback
+    own_model: OwnModel
     training: Training | None
     test_data: Dataset[Any] | None
+
+    @property
+    def layout(self) -> UpdateLayout:
+        """Of all that travels, in one round or in turns."""
+        return self.fragments.whole
 
     def prepared(self) -> Prepared:
         """What the agent wants to know before it accepts the run."""
         return Prepared(
             max_weight=self.training.max_weight if self.training else 0,
-            update_bytes=self.layout.num_bytes if self.training else 0,
+            update_bytes=max(f.layout.num_bytes for f in self.fragments.all) if self.training else 0,
             device=str(self.device),
             download_bytes=self.download.num_bytes if self.download else 0,
+            fragments=[(f.start, f.stop) for f in self.fragments.all] if self.fragments.count > 1 else [],
         )
 
     def at(self, round_: int) -> RunSession | None:
@@ -111,7 +107,7 @@ class RunSession:
             return self
         strategy, training = resolve(job), self.training
         if training is not None:
-            work = plan_work(self.app, training.dataset, job.strategy.work)
+            work = plan_work(self.app, training.dataset, strategy.work)
             training = replace(training, work=work)
             if isinstance(strategy.rule, Watching):
                 strategy.rule.watch(training.optimizer.torch)
@@ -128,7 +124,8 @@ class RunSession:
         training = self._require_training()
         work = self._work_of(request, training)
         # The room is taken before the work is done: a full disk costs no training.
-        room = create_update(Path(request.out_path), self.layout.num_bytes)
+        layout = self.fragments.of_round(request.round).layout
+        room = create_update(Path(request.out_path), layout.num_bytes)
         carried_over = (
             self.carried_over.begin(request.round, request.counted_round) if self.carried_over else nullcontext()
         )
@@ -136,6 +133,7 @@ class RunSession:
             kept = self.state.load(request.round)
             self._load(base, kept)
             self.pairing.resume(request.counted_round, views(self.manifest, base.map, writable=False))
+            self.own_model.begin(self._tensors(), kept, request.round)
             training.optimizer.begin_round(kept)
             outcome = train_locally(
                 self.app,
@@ -152,7 +150,7 @@ class RunSession:
                 carried.weigh(outcome.weight)
             crc32 = self._write_update(request.round, base, training, out, carried)
             self.pairing.settle(request.round, request.counted_round, self.layout, out)
-            leaves = self._leaves(training)
+            leaves = self._leaves(request.round, training)
             metrics, own = self._train_personal(request.round, base, kept, training, on_step)
         if leaves.values or leaves.tensors or own:
             self.state.save(request.round, Kept(tensors={**leaves.tensors, **own}, values=leaves.values))
@@ -160,7 +158,7 @@ class RunSession:
             key=request.key,
             weight=outcome.weight,
             metrics={**outcome.metrics, **metrics},
-            num_bytes=self.layout.num_bytes,
+            num_bytes=layout.num_bytes,
             crc32=crc32,
         )
 
@@ -191,7 +189,7 @@ class RunSession:
         if not request.config:
             return training.work
         unit = {"epochs", "steps"} & request.config.keys()
-        table = self.job.strategy.work.model_dump(exclude_none=True, exclude={"epochs", "steps"} if unit else set())
+        table = self.strategy.work.model_dump(exclude_none=True, exclude={"epochs", "steps"} if unit else set())
         try:
             section = WorkSection.model_validate({**table, **request.config})
         except ValidationError as error:
@@ -241,11 +239,10 @@ class RunSession:
     ) -> int:
         """Encode the difference to the base into `out`; its crc32."""
         rounding = Rounding(rounding_key(training.secret, round))
-        trained = {name: tensor.detach() for name, (tensor, _) in state_of(self.model).items()}
         encode_update(
-            self.layout,
+            self.fragments.of_round(round).layout,
             views(self.manifest, base.map, writable=False),
-            trained,
+            self._tensors(),
             out,
             rounding=rounding,
             bound=self.strategy.bound,
@@ -254,14 +251,14 @@ class RunSession:
         )
         return crc32_of(out)
 
-    def _leaves(self, training: Training) -> Kept:
+    def _leaves(self, round: int, training: Training) -> Kept:
         """What the round leaves for the next one, beside its personal model: copies where that one is yet to come."""
-        kept = training.optimizer.end_round()
-        tensors = state_of(self.model)
-        local = {_LOCAL + spec.name: tensors[spec.name][0].detach() for spec in self.layout.absent}
+        tensors = self._tensors()
+        local = Kept(tensors={_LOCAL + spec.name: tensors[spec.name] for spec in self.layout.absent})
+        kept = joined((local, training.optimizer.end_round(), self.own_model.kept(tensors, round)))
         if training.personal is None:
-            return Kept(tensors={**local, **kept.tensors}, values=kept.values)
-        return Kept(tensors={n: t.clone() for n, t in {**local, **kept.tensors}.items()}, values=kept.values)
+            return kept
+        return replace(kept, tensors={name: tensor.clone() for name, tensor in kept.tensors.items()})
 
     def _train_personal(
         self, round: int, base: ModelFile, kept: Kept, training: Training, on_step: OnStep
@@ -307,6 +304,10 @@ class RunSession:
         )
         return outcome.metrics
 
+    def _tensors(self) -> Mapping[str, Tensor]:
+        """Those of the model, by the names of the manifest."""
+        return {name: tensor.detach() for name, (tensor, _) in state_of(self.model).items()}
+
 
 def open_session(request: Prepare, round_: int = 1) -> RunSession:
     """Load everything that the run needs in a round, and in those after it until `[app]` changes.
@@ -331,7 +332,7 @@ def open_session(request: Prepare, round_: int = 1) -> RunSession:
     manifest = Manifest.decode(Path(request.manifest_path).read_bytes())
     _require_same_model(manifest, model, job, strategy)
     model = model.to(device)
-    layout = update_layout(manifest, strategy.codec, strategy.buffers, strategy.local)
+    fragments = strategy.fragments(manifest)
     feedback, folder = feedback_of(strategy.codec), Path(request.state_folder)
     return RunSession(
         run=request.run,
@@ -340,7 +341,8 @@ def open_session(request: Prepare, round_: int = 1) -> RunSession:
         job=job,
         strategy=strategy,
         manifest=manifest,
-        layout=layout,
+        fragments=fragments,
+        own_model=OwnModel(fragments, strategy.exchange.alpha),
         device=device,
         app=app,
         model=model,
@@ -349,8 +351,8 @@ def open_session(request: Prepare, round_: int = 1) -> RunSession:
         transient={name: buffer.clone() for name, buffer in model.named_buffers() if name not in model.state_dict()},
         state=SiteState(folder),
         pairing=Pairing(rule=strategy.rule, state=SiteState(folder / "rule")),
-        carried_over=CarriedOver(folder / "carried", layout, feedback) if feedback != "none" else None,
-        training=_open_training(request, whole, job, strategy, app, model) if request.training else None,
+        carried_over=CarriedOver(folder / "carried", fragments.whole, feedback) if feedback != "none" else None,
+        training=open_training(request, whole, strategy, app, model) if request.training else None,
         test_data=app.data("test") if job.evaluation.sites or not request.training else None,
     )
 
@@ -359,29 +361,3 @@ def _require_same_model(manifest: Manifest, model: nn.Module, job: Job, strategy
     parameters = job.strategy.parameters or "all"
     manifest.require_same(run_manifest(manifest_of(model, parameters), strategy.lanes, strategy.local))
     require_same_frozen(manifest.frozen, frozen_of(model) if parameters == "trainable" else ())
-
-
-def _open_training(request: Prepare, whole: Job, job: Job, strategy: Strategy, app: App, model: nn.Module) -> Training:
-    secret = bytes.fromhex(request.rounding_seed_hex)
-    if len(secret) != SECRET_BYTES:
-        raise Malformed(f"rounding_seed_hex has {len(secret)} bytes, wanted {SECRET_BYTES}", field="rounding_seed_hex")
-    dataset = app.data("train")
-    if dataset is None:
-        raise AppFailed('data("train") is None: this site has nothing to train on', field="data.train")
-    sections = {stage.job.strategy.work for stage in whole.stages}
-    optimizer = app.optimizer(model.parameters())
-    if not isinstance(optimizer, Optimizer):
-        raise AppFailed(
-            f"optimizer() returned {type(optimizer).__name__}, wanted a torch.optim.Optimizer", field="optimizer"
-        )
-    if isinstance(strategy.rule, Watching):
-        strategy.rule.watch(optimizer)  # so that what it refuses is refused before the site takes part
-    section = strategy.personal.work(strategy.work)
-    return Training(
-        dataset=dataset,
-        optimizer=LocalOptimizer(optimizer, keeps_state=app.keeps_optimizer),
-        work=plan_work(app, dataset, job.strategy.work),
-        max_weight=max(plan_work(app, dataset, section).max_weight for section in sections),
-        secret=secret,
-        personal=PersonalWork(kind=strategy.personal, work=plan_work(app, dataset, section)) if section else None,
-    )

@@ -12,7 +12,6 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 
-from atoll.aggregation.strategy import require_regions_allowed
 from atoll.server.driver import RunDriver
 from atoll.server.evaluator import Evaluator
 from atoll.server.events import TaskLost
@@ -28,11 +27,11 @@ from atoll.server.settings import ServerFolder, ServerSettings
 from atoll.server.steps import Observer, Step, unobserved
 from atoll.server.store import Store
 from atoll.server.transfers import Transfers
+from atoll.server.unfit import unfit
 from atoll.wire import control_pb2 as pb
 from atoll.wire import errors_pb2
 from atoll.wire.errors import (
     AtollError,
-    ConfigError,
     Malformed,
     RemoteError,
     Stale,
@@ -296,7 +295,7 @@ class Coordinator:
             if session.site in self._active_sites and not session.ended
         }
         open_drivers = [driver for driver in self.runs if driver.takes_sites]
-        self._refuse_regions(open_drivers)
+        self._refuse_unfit(open_drivers)
         for run, site in self._offers.next(places, [_wanted(driver) for driver in open_drivers]):
             driver = self.runs.get(run)
             if driver is not None:
@@ -335,15 +334,13 @@ class Coordinator:
         driver.summary.site_is(site, "declined", detail=reason)
         self._make_offers()
 
-    def _refuse_regions(self, drivers: list[RunDriver]) -> None:
-        """Regions are not asked to join a run whose reducer needs each update by itself."""
+    def _refuse_unfit(self, drivers: list[RunDriver]) -> None:
+        """Sites that a run has no use for are not asked to join it, and people see why."""
         for driver in drivers:
-            for region in self.regions(driver.only):
-                try:
-                    require_regions_allowed(driver.job, [region])
-                except ConfigError as error:
-                    self._offers.declined(driver.run, region, str(error))
-                    driver.summary.site_is(region, "declined", detail=str(error))
+            for site, reason in unfit(driver, self.sessions):
+                if not self._offers.is_declined(driver.run, site):
+                    self._offers.declined(driver.run, site, reason)
+                    driver.summary.site_is(site, "declined", detail=reason)
 
     # --- what drivers need (`surroundings.Surroundings`) ------------------------------------------------------------------
 

@@ -20,7 +20,6 @@ from atoll.server.events import (
     RunEvent,
     ServerEvaluated,
     TaskLost,
-    WaitEnded,
     decode_event,
     encode_event,
 )
@@ -316,11 +315,11 @@ class RunDriver:
 
     def _end_wait(self) -> None:
         if self._waits:
-            self.tell(WaitEnded(reason=self._around.shortfall(self.run)))
+            self.tell(self.state.wait_over(self.plan, self._around.shortfall(self.run)))
 
     def nobody_left_to_ask(self) -> None:
         """All offers are answered: the members so far are who there is."""
-        if self.state.phase is Phase.WAITING and len(self.state.members) >= self.plan.schedule.min_sites:
+        if self.state.phase is Phase.WAITING and self.state.may_begin(self.plan):
             self.tell(Ready())
 
     async def _evaluate(self, version: int) -> None:

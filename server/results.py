@@ -7,6 +7,7 @@ import logging
 
 from atoll.server.driver import RunDriver
 from atoll.server.events import SiteEvaluated, TaskLost, UpdateAccepted
+from atoll.server.models import Wanted
 from atoll.server.open_runs import OpenRuns
 from atoll.server.round import Metrics
 from atoll.server.run_state import Task
@@ -56,7 +57,9 @@ class Results:
                 raise Unknown(f"run {fetch.run[:26]} is not open here", site=site, run=fetch.run[:26])
             if site not in driver.state.members and site not in driver.state.former:
                 raise NotAllowed(f"{site} has not joined run {fetch.run}", site=site, run=fetch.run)
-            await self._transfers.ask_down(site, driver.run, driver.models, fetch.version, fetch.offset)
+            wanted = Wanted(version=fetch.version, first_byte=fetch.first_byte, part_bytes=fetch.part_bytes)
+            branch = driver.state.branch_of(driver.plan, site, fetch.version)
+            await self._transfers.ask_down(site, driver.run, driver.models, wanted, fetch.offset, branch)
         except RemoteError as error:
             error.run, error.field, error.value = fetch.run[:26], "version", str(fetch.version)
             session.send(grant_withdrawn=pb.GrantWithdrawn(reason=to_detail(error)))
@@ -68,13 +71,14 @@ class Results:
             self._release(site, result.key)
             return
         pipeline = driver.pipeline
-        lengths = {"update_bytes": pipeline.update_bytes, "partial_bytes": pipeline.partial_bytes}
+        round_ = driver.state.round_of(result.key.task, result.key.attempt)
+        update_bytes = pipeline.update_bytes(round_.number if round_ is not None else result.round)
+        lengths = {"update_bytes": update_bytes, "partial_bytes": pipeline.partial_bytes}
         try:
             standing = standing_of(driver.state, site, result, run=driver.run, **lengths)
         except RemoteError as error:
             self._refuse(driver, site, result.key, error)
             return
-        round_ = driver.state.round_of(result.key.task, result.key.attempt)
         lacking = round_ is not None and site in driver.pipeline.lacks(round_)
         if standing is Standing.RELEASED:
             self._release(site, result.key)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
-from atoll.aggregation.schedule import Joined, Schedule
+from atoll.aggregation.schedule import Branching, Joined, Ready, Schedule
+from atoll.server.events import WaitEnded
 from atoll.server.round import Metrics, Round
 from atoll.wire import errors_pb2
 from atoll.wire.errors import BadUpdate, RemoteError, Stale, TooFewSites, Unavailable, to_detail
@@ -118,6 +119,22 @@ class RunState:
             if any((update.task, update.attempt) == (task, attempt) for update in round_.updates.values()):
                 return round_
         return None
+
+    def may_begin(self, plan: Plan) -> bool:
+        """Whether the members so far are enough for a first round; in every group, where there are groups."""
+        schedule = plan.schedule
+        whole = not isinstance(schedule, Branching) or schedule.is_complete(self.schedule)
+        return whole and len(self.members) >= schedule.min_sites
+
+    def wait_over(self, plan: Plan, shortfall: str) -> Ready | WaitEnded:
+        """The event of a wait for sites that is over. Which group lacks some of them its schedule says."""
+        groups = isinstance(plan.schedule, Branching) and len(self.members) >= plan.schedule.min_sites
+        return Ready() if groups else WaitEnded(reason=shortfall)
+
+    def branch_of(self, plan: Plan, site: str, version: int) -> int | None:
+        """The group whose form of a version a site gets; None where it is that of all."""
+        schedule = plan.schedule
+        return schedule.branch(self.schedule, site, version) if isinstance(schedule, Branching) else None
 
     def first_closing(self) -> Round | None:
         """The round that is committed next; None where none is being closed."""

@@ -276,17 +276,21 @@ class TaskFailed(_message.Message):
     def __init__(self, key: _Optional[_Union[TaskKey, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
 
 class Fetch(_message.Message):
-    __slots__ = ("run", "version", "offset")
+    __slots__ = ("run", "version", "offset", "first_byte", "part_bytes")
     RUN_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BYTE_FIELD_NUMBER: _ClassVar[int]
+    PART_BYTES_FIELD_NUMBER: _ClassVar[int]
     run: str
     version: int
     offset: int
-    def __init__(self, run: _Optional[str] = ..., version: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+    first_byte: int
+    part_bytes: int
+    def __init__(self, run: _Optional[str] = ..., version: _Optional[int] = ..., offset: _Optional[int] = ..., first_byte: _Optional[int] = ..., part_bytes: _Optional[int] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("grant", "direction", "key", "payload", "version", "offset", "num_bytes", "crc32", "min_bytes_per_s")
+    __slots__ = ("grant", "direction", "key", "payload", "version", "offset", "num_bytes", "crc32", "min_bytes_per_s", "first_byte")
     GRANT_FIELD_NUMBER: _ClassVar[int]
     DIRECTION_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
@@ -296,6 +300,7 @@ class Grant(_message.Message):
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     CRC32_FIELD_NUMBER: _ClassVar[int]
     MIN_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BYTE_FIELD_NUMBER: _ClassVar[int]
     grant: str
     direction: Direction
     key: TaskKey
@@ -305,7 +310,8 @@ class Grant(_message.Message):
     num_bytes: int
     crc32: int
     min_bytes_per_s: int
-    def __init__(self, grant: _Optional[str] = ..., direction: _Optional[_Union[Direction, str]] = ..., key: _Optional[_Union[TaskKey, _Mapping]] = ..., payload: _Optional[str] = ..., version: _Optional[int] = ..., offset: _Optional[int] = ..., num_bytes: _Optional[int] = ..., crc32: _Optional[int] = ..., min_bytes_per_s: _Optional[int] = ...) -> None: ...
+    first_byte: int
+    def __init__(self, grant: _Optional[str] = ..., direction: _Optional[_Union[Direction, str]] = ..., key: _Optional[_Union[TaskKey, _Mapping]] = ..., payload: _Optional[str] = ..., version: _Optional[int] = ..., offset: _Optional[int] = ..., num_bytes: _Optional[int] = ..., crc32: _Optional[int] = ..., min_bytes_per_s: _Optional[int] = ..., first_byte: _Optional[int] = ...) -> None: ...
 
 class GrantWithdrawn(_message.Message):
     __slots__ = ("grant", "reason")

@@ -116,3 +116,10 @@ def test_zones_are_found_at_any_depth_of_the_schedule() -> None:
     schedule = {"kind": "hierarchical", "inner": inner, "groups": [{"zones": ["ward", "lab"]}]}
     assert zones_of(parse_job(job)) == ()
     assert zones_of(parse_job({**job, "strategy": {"schedule": schedule}})) == ("lab", "ward")
+
+
+def test_a_label_that_is_called_zone_connects_nobody() -> None:
+    schedule = {"kind": "rounds", "where": {"zone": "north"}}
+    assert (
+        zones_of(parse_job({"job": {"name": "j", "app": "a", "rounds": 1}, "strategy": {"schedule": schedule}})) == ()
+    )

@@ -137,7 +137,16 @@ MESSAGES: dict[str, Message] = {
     "task_failed": site(task_failed=control_pb2.TaskFailed(key=KEY, error=ERROR)),
     "fetch": site(fetch=control_pb2.Fetch(run=RUN, version=11, offset=4096)),
     "leave_run": site(leave_run=control_pb2.LeaveRun(run=RUN, reason=ERROR)),
+    "fetch_part": site(
+        fetch=control_pb2.Fetch(run=RUN, version=11, offset=4096, first_byte=1 << 20, part_bytes=3 << 20)
+    ),
     "grant": server(grant=GRANT),
+    "grant_part": server(
+        grant=control_pb2.Grant(
+            grant="b3BhcXVl", direction=control_pb2.DOWN, key=control_pb2.TaskKey(run=RUN), version=11,
+            first_byte=1 << 20, num_bytes=3 << 20, crc32=7, min_bytes_per_s=65536,
+        )
+    ),
     "grant_withdrawn": server(grant_withdrawn=control_pb2.GrantWithdrawn(grant="b3BhcXVl", reason=ERROR)),
     "verdict_accepted": server(verdict=control_pb2.Verdict(key=KEY, accepted=True)),
     "verdict_refused": server(verdict=control_pb2.Verdict(key=KEY, refused=ERROR)),
