@@ -15,6 +15,8 @@ from atoll.aggregation.codecs.encoding import Codec
 from atoll.aggregation.reducers.central import FLTrust
 from atoll.aggregation.reducers.reduction import Reducer
 from atoll.aggregation.schedule import Asynchronous, Schedule
+from atoll.aggregation.schedules.gossip import Gossip
+from atoll.aggregation.server_optimizers import ServerOptimizer, Sgd
 from atoll.wire.errors import ConfigError
 
 
@@ -30,6 +32,7 @@ class Combined:
     regions: bool = False  # a member of the cohort is a region, which sends the sum of its sites' updates
     download: Codec | None = None
     local: tuple[str, ...] = ()
+    optimizer: ServerOptimizer | None = None  # None: not looked at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +98,48 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
         reason="a region hands versions on to its sites as it gets them, in full; remove download, or name sites of "
         "this federation alone in job.sites",
     ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.reducer"),
+        applies=lambda combined: isinstance(combined.schedule, Gossip) and combined.reducer.name != "mean",
+        reason="a version of gossip is the mean of the sites' models, which have mixed without a reducer; take the "
+        "reducer mean",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.optimizer"),
+        applies=lambda combined: isinstance(combined.schedule, Gossip) and not _adds(combined.optimizer),
+        reason="versions of gossip are not sent back to the sites, so an optimizer on the server would move a model "
+        "that no site has; take sgd with lr = 1 and no momentum",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.buffers"),
+        applies=lambda combined: isinstance(combined.schedule, Gossip) and combined.buffers == "local",
+        reason="sites give their neighbours whole models, and local buffers would leave with them; take mean or first",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.local"),
+        applies=lambda combined: isinstance(combined.schedule, Gossip) and bool(combined.local),
+        reason="sites give their neighbours whole models, and what is to stay would leave with them; remove local",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.download"),
+        applies=lambda combined: isinstance(combined.schedule, Gossip) and combined.download is not None,
+        reason="a version would be the mean of models less what the codec left out of the version before; remove download",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "regions"),
+        applies=lambda combined: isinstance(combined.schedule, Gossip) and combined.regions,
+        reason="a region has no model of its own that it could mix; name sites of this federation alone in job.sites",
+    ),
 )
 
 
 def _samples(schedule: Schedule[Any]) -> bool:
     return float(getattr(getattr(schedule, "options", None), "fraction", 1.0)) < 1
+
+
+def _adds(optimizer: ServerOptimizer | None) -> bool:
+    """Whether a version is the one before and the mean difference."""
+    return optimizer is None or (isinstance(optimizer, Sgd) and optimizer.adds)
 
 
 def refusal(combined: Combined) -> Refusal | None:

@@ -22,13 +22,14 @@ from atoll.aggregation.reducers.krum import Bulyan, Krum, MultiKrum
 from atoll.aggregation.reducers.mean import Mean, NormBound
 from atoll.aggregation.rules import FedProx, NoRule
 from atoll.aggregation.schedules.buffered import Buffered
+from atoll.aggregation.schedules.gossip import Gossip
 from atoll.aggregation.schedules.rounds import Rounds
 from atoll.aggregation.server_optimizers import Adagrad, Adam, AdamW, Sgd, Yogi
 from atoll.wire.errors import ConfigError
 from atoll.wire.explain import shown, wanted_of
 
 BUILT_IN: Final[Mapping[str, Mapping[str, type]]] = {
-    "schedule": {"rounds": Rounds, "buffered": Buffered},
+    "schedule": {"rounds": Rounds, "buffered": Buffered, "gossip": Gossip},
     "rule": {"none": NoRule, "fedprox": FedProx},
     "codec": {"native": Native, "float32": Float32, "bfloat16": BFloat16, "int8": Int8, "int4": Int4},
     "reducer": {

@@ -128,6 +128,7 @@ class Sgd(_TorchOptimizer):
         lr = LearningRate(options.lr, options.lr_schedule)
         super().__init__("sgd", lr, lambda p, lr: torch.optim.SGD([p], lr, **options.own, foreach=False))
         self._stateless = options.momentum == 0
+        self.adds = options == Sgd.Options()  # the mean difference as it is
 
     def step(self, parameters_P: Tensor, difference_P: Tensor, state: Blocks, num_steps: int) -> Blocks:
         if not self._stateless:

@@ -110,6 +110,8 @@ def resolve(job: Job) -> Strategy:
             buffers=section.buffers,
             local=section.local or (),
             server_evaluation=job.evaluation.server,
+            download=download,
+            optimizer=made["optimizer"],
         ),
         _values(section, wanted, made, job),
     )
@@ -219,5 +221,6 @@ def _values(
         **kinds,
         "strategy.buffers": section.buffers,
         "strategy.local": section.local,
+        "strategy.download": section.download.kind if section.download else "",
         "evaluation.server": job.evaluation.server,
     }
