@@ -25,7 +25,10 @@ from atoll.client.base_models import BaseModels, Spawn
 from atoll.client.board import Board
 from atoll.client.deliveries import Deliveries
 from atoll.client.home import SiteHome
+from atoll.client.meeting import MODEL
+from atoll.client.neighbours import Neighbours
 from atoll.client.offers import Admission, admit, admit_region, preparation
+from atoll.client.own_models import GIVES, metrics_of, parts_of
 from atoll.client.refusal import as_refusal
 from atoll.client.settings import SiteSettings
 from atoll.client.steps import Observer, Step
@@ -71,6 +74,7 @@ class Workplace:
     outbox: Outbox
     base_models: BaseModels
     deliveries: Deliveries
+    neighbours: Neighbours
     board: Board
     spawn: Spawn
     leave_run: Callable[[str, RemoteError], None]
@@ -279,9 +283,10 @@ class RunWork:
             "base_version": task.base_version,
             "base_path": str(base),
             "config": config,
+            "mix": parts_of(task, place),
         }
-        if task.kind == pb.TRAIN:
-            common |= {"num_sites": task.sum.num_sites, "max_weight": task.sum.max_weight}
+        if task.kind in GIVES:
+            common |= {"num_sites": task.sum.num_sites, "max_weight": task.sum.max_weight, "gives": GIVES[task.kind]}
             return await self._train(key, task, bench, common)
         if task.kind == pb.EVALUATE:
             return await self._evaluate(key, task, bench, common)
@@ -295,7 +300,7 @@ class RunWork:
 
     async def _train(self, key: Key, task: pb.Task, bench: _Bench, common: dict[str, Any]) -> pb.Result:
         place, max_weight = self._place, bench.prepared.sum_weights or bench.prepared.max_weight
-        name = SUM if place.is_region else UPDATE
+        name = SUM if place.is_region else MODEL if task.kind == pb.EXCHANGE else UPDATE
         out_path = await asyncio.to_thread(place.outbox.draft, key, name)
         place.board.working(self.run, "training", task.round)
 
@@ -317,9 +322,8 @@ class RunWork:
                 bound=max_weight,
             )
         payload = pb.Payload(name=name, num_bytes=trained.num_bytes, crc32=trained.crc32)
-        return pb.Result(
-            key=task.key, round=task.round, weight=trained.weight, metrics=_sums(trained.metrics), payloads=[payload]
-        )
+        metrics = _sums(trained.metrics) or metrics_of(task, place)
+        return pb.Result(key=task.key, round=task.round, weight=trained.weight, metrics=metrics, payloads=[payload])
 
     async def _evaluate(self, key: Key, task: pb.Task, bench: _Bench, common: dict[str, Any]) -> pb.Result:
         self._place.board.working(self.run, "evaluating", task.round)
@@ -354,6 +358,7 @@ class RunWork:
         await self.close()
         place = self._place
         await place.deliveries.drop_run(self.run)
+        await place.neighbours.drop_run(self.run)
         await self._with_room("leaving", lambda: asyncio.to_thread(place.task_log.leave, self.run))
         await asyncio.to_thread(place.base_models.drop_run, self.run)
         await asyncio.to_thread(remove_tree, place.home.run_state(self.run))

@@ -7,7 +7,7 @@ is on the disk (`SiteState`) and nowhere else, so a worker that was killed and s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch.utils.data import Dataset
 from atoll.aggregation.download import Download
 from atoll.aggregation.encode import encode_update
 from atoll.aggregation.layout import UpdateLayout, update_layout
+from atoll.aggregation.mixing import distance
 from atoll.aggregation.rounding import SECRET_BYTES, Rounding, rounding_key
 from atoll.aggregation.strategy import Strategy, resolve
 from atoll.cluster.app import App, build_app, build_model
@@ -29,8 +30,9 @@ from atoll.cluster.batches import Work, plan_work
 from atoll.cluster.device import choose_device, set_up_torch
 from atoll.cluster.evaluate import evaluate
 from atoll.cluster.local_loop import train_locally
-from atoll.cluster.messages import Evaluate, Evaluated, Prepare, Prepared, Train, Trained
+from atoll.cluster.messages import Evaluate, Evaluated, Part, Prepare, Prepared, Train, Trained
 from atoll.cluster.optimizer_state import LocalOptimizer
+from atoll.cluster.own_model import CONSENSUS, mixed_model, write_model
 from atoll.cluster.registry import AppEntry, load_app
 from atoll.cluster.seeds import training_seed
 from atoll.cluster.site_state import Kept, SiteState
@@ -93,10 +95,14 @@ class RunSession:
             AppFailed, DiskFull, LocalError, Malformed: as they say.
         """
         training = self._require_training()
+        if request.gives == "mixed":
+            return self._collected(request, training)
         work = self._work_of(request, training)
+        whole = request.gives == "model"
+        num_bytes = self.manifest.num_bytes if whole else self.layout.num_bytes
         # The room is taken before the work is done: a full disk costs no training.
-        room = create_update(Path(request.out_path), self.layout.num_bytes)
-        with self._open_base(Path(request.base_path)) as base, room as out:
+        room = create_update(Path(request.out_path), num_bytes)
+        with self._open_base(Path(request.base_path), request.mix) as base, room as out:
             kept = self.state.load(request.round)
             self._load(base, kept)
             training.optimizer.begin_round(kept)
@@ -111,15 +117,26 @@ class RunSession:
                 device=self.device,
                 on_step=on_step,
             )
-            crc32 = self._write_update(request.round, base, training, out)
+            crc32 = self._write_model(out) if whole else self._write_update(request.round, base, training, out)
         self._keep(request.round, training)
         return Trained(
             key=request.key,
             weight=outcome.weight,
             metrics=dict(outcome.metrics),
-            num_bytes=self.layout.num_bytes,
+            num_bytes=num_bytes,
             crc32=crc32,
         )
+
+    def _collected(self, request: Train, training: Training) -> Trained:
+        """The difference of the site's own model to the base version; each site's counts the same."""
+        with (
+            self._open_base(Path(request.base_path)) as base,
+            create_update(Path(request.out_path), self.layout.num_bytes) as out,
+        ):
+            own = mixed_model(self.layout, request.mix)
+            tensors = views(self.manifest, own.map, writable=False)
+            crc32 = self._write_update(request.round, base, training, out, tensors)
+        return Trained(key=request.key, weight=1, metrics={}, num_bytes=self.layout.num_bytes, crc32=crc32)
 
     def evaluate(self, request: Evaluate, on_step: OnStep) -> Evaluated:
         """Metric sums of a version on this machine's test data.
@@ -127,12 +144,16 @@ class RunSession:
         Raises:
             BadUpdate: a metric is not finite.
         """
-        if self.test_data is None:
-            return Evaluated(key=request.key, metrics={})
+        metrics: dict[str, tuple[float, float]] = {}
         with self._open_base(Path(request.base_path)) as base:
+            if request.mix:
+                own = mixed_model(self.layout, request.mix)
+                metrics[CONSENSUS] = distance(self.layout, own.map, base.map), 1.0
+            if self.test_data is None:
+                return Evaluated(key=request.key, metrics=metrics)
             self._load(base, self.state.load(request.round + 1))
-        metrics = evaluate(self.app, self.model, self.test_data, device=self.device, on_batch=lambda: on_step(0, 0))
-        return Evaluated(key=request.key, metrics=metrics)
+        found = evaluate(self.app, self.model, self.test_data, device=self.device, on_batch=lambda: on_step(0, 0))
+        return Evaluated(key=request.key, metrics={**found, **metrics})
 
     def _require_training(self) -> Training:
         if self.training is None:
@@ -161,8 +182,11 @@ class RunSession:
         return work
 
     @contextmanager
-    def _open_base(self, path: Path) -> Iterator[ModelFile]:
-        """The base version, mapped, or decoded into memory where it came by a codec."""
+    def _open_base(self, path: Path, mix: Sequence[Part] = ()) -> Iterator[ModelFile]:
+        """The base version, mapped, or decoded into memory where it came by a codec; what is mixed, where `mix` says."""
+        if mix:
+            yield mixed_model(self.layout, mix)
+            return
         if self.download is None:
             with open_model(path) as base:
                 yield base
@@ -189,14 +213,28 @@ class RunSession:
                 if (own := kept.tensors.get(_LOCAL + spec.name)) is not None:
                     tensors[spec.name][0].copy_(own)
 
-    def _write_update(self, round: int, base: ModelFile, training: Training, out: memoryview) -> int:
-        """Encode the difference to the base into `out`; its crc32."""
+    def _write_model(self, out: memoryview) -> int:
+        """Write the model itself into `out`; its crc32."""
+        write_model(self.layout, self._trained(), out)
+        return crc32_of(out)
+
+    def _trained(self) -> dict[str, Tensor]:
+        return {name: tensor.detach() for name, (tensor, _) in state_of(self.model).items()}
+
+    def _write_update(
+        self,
+        round: int,
+        base: ModelFile,
+        training: Training,
+        out: memoryview,
+        trained: Mapping[str, Tensor] | None = None,
+    ) -> int:
+        """Encode the difference to the base into `out`, of the model or of `trained`; its crc32."""
         rounding = Rounding(rounding_key(training.secret, round))
-        trained = {name: tensor.detach() for name, (tensor, _) in state_of(self.model).items()}
         encode_update(
             self.layout,
             views(self.manifest, base.map, writable=False),
-            trained,
+            self._trained() if trained is None else trained,
             out,
             rounding=rounding,
             bound=self.strategy.bound,

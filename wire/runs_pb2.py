@@ -24,9 +24,10 @@ _sym_db = _symbol_database.Default()
 
 from atoll.wire import control_pb2 as atoll_dot_wire_dot_control__pb2
 from atoll.wire import errors_pb2 as atoll_dot_wire_dot_errors__pb2
+from atoll.wire import gossip_pb2 as atoll_dot_wire_dot_gossip__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x61toll/wire/runs.proto\x12\natoll.wire\x1a\x18\x61toll/wire/control.proto\x1a\x17\x61toll/wire/errors.proto\"`\n\rSubmitRequest\x12\x0b\n\x03job\x18\x01 \x01(\x0c\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\x12\x10\n\x08\x61pp_hash\x18\x03 \x01(\t\x12\r\n\x05\x63rc32\x18\x04 \x01(\r\x12\x0f\n\x07request\x18\x05 \x01(\t\"=\n\x0bSubmitReply\x12\x0b\n\x03run\x18\x01 \x01(\t\x12!\n\x06upload\x18\x02 \x01(\x0b\x32\x11.atoll.wire.Grant\"\r\n\x0bListRequest\"2\n\tListReply\x12%\n\x04runs\x18\x01 \x03(\x0b\x32\x17.atoll.wire.RunSnapshot\"\x1b\n\x0cWatchRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"\x9a\x02\n\x0bRunSnapshot\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06status\x18\x03 \x01(\t\x12\'\n\x06reason\x18\x04 \x01(\x0b\x32\x17.atoll.wire.ErrorDetail\x12\r\n\x05round\x18\x05 \x01(\r\x12\x12\n\nnum_rounds\x18\x06 \x01(\r\x12\x0f\n\x07version\x18\x07 \x01(\x04\x12\'\n\x05sites\x18\x08 \x03(\x0b\x32\x18.atoll.wire.SiteProgress\x12\'\n\x06rounds\x18\t \x03(\x0b\x32\x17.atoll.wire.RoundRecord\x12\x14\n\x0csubmitted_by\x18\n \x01(\t\x12\x1b\n\x13submitted_at_unix_s\x18\x0b \x01(\x01\"X\n\x0cSiteProgress\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0c\n\x04\x64one\x18\x03 \x01(\x04\x12\r\n\x05total\x18\x04 \x01(\x04\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\"\xb5\x05\n\x0bRoundRecord\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x11\n\tnum_sites\x18\x03 \x01(\r\x12\x0e\n\x06weight\x18\x04 \x01(\x04\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12@\n\rtrain_metrics\x18\x06 \x03(\x0b\x32).atoll.wire.RoundRecord.TrainMetricsEntry\x12\x46\n\x10\x65valuate_metrics\x18\x07 \x03(\x0b\x32,.atoll.wire.RoundRecord.EvaluateMetricsEntry\x12\x42\n\x0eserver_metrics\x18\x08 \x03(\x0b\x32*.atoll.wire.RoundRecord.ServerMetricsEntry\x12\x0f\n\x07missing\x18\t \x03(\t\x12\x10\n\x08\x62ytes_up\x18\n \x01(\x04\x12\x12\n\nbytes_down\x18\x0b \x01(\x04\x12\x35\n\x07reasons\x18\x0c \x03(\x0b\x32$.atoll.wire.RoundRecord.ReasonsEntry\x1aJ\n\x11TrainMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.atoll.wire.MetricSum:\x02\x38\x01\x1aM\n\x14\x45valuateMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.atoll.wire.MetricSum:\x02\x38\x01\x1aK\n\x12ServerMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.atoll.wire.MetricSum:\x02\x38\x01\x1a.\n\x0cReasonsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1a\n\x0bStopRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"\x0b\n\tStopReply\"<\n\x0cModelRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06newest\x18\x03 \x01(\x08\"T\n\nModelReply\x12#\n\x08\x64ownload\x18\x01 \x01(\x0b\x32\x11.atoll.wire.Grant\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\x04\x32\xad\x02\n\x04Runs\x12<\n\x06Submit\x12\x19.atoll.wire.SubmitRequest\x1a\x17.atoll.wire.SubmitReply\x12\x36\n\x04List\x12\x17.atoll.wire.ListRequest\x1a\x15.atoll.wire.ListReply\x12<\n\x05Watch\x12\x18.atoll.wire.WatchRequest\x1a\x17.atoll.wire.RunSnapshot0\x01\x12\x36\n\x04Stop\x12\x17.atoll.wire.StopRequest\x1a\x15.atoll.wire.StopReply\x12\x39\n\x05Model\x12\x18.atoll.wire.ModelRequest\x1a\x16.atoll.wire.ModelReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x61toll/wire/runs.proto\x12\natoll.wire\x1a\x18\x61toll/wire/control.proto\x1a\x17\x61toll/wire/errors.proto\x1a\x17\x61toll/wire/gossip.proto\"`\n\rSubmitRequest\x12\x0b\n\x03job\x18\x01 \x01(\x0c\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\x12\x10\n\x08\x61pp_hash\x18\x03 \x01(\t\x12\r\n\x05\x63rc32\x18\x04 \x01(\r\x12\x0f\n\x07request\x18\x05 \x01(\t\"=\n\x0bSubmitReply\x12\x0b\n\x03run\x18\x01 \x01(\t\x12!\n\x06upload\x18\x02 \x01(\x0b\x32\x11.atoll.wire.Grant\"\r\n\x0bListRequest\"2\n\tListReply\x12%\n\x04runs\x18\x01 \x03(\x0b\x32\x17.atoll.wire.RunSnapshot\"\x1b\n\x0cWatchRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"\xc8\x02\n\x0bRunSnapshot\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06status\x18\x03 \x01(\t\x12\'\n\x06reason\x18\x04 \x01(\x0b\x32\x17.atoll.wire.ErrorDetail\x12\r\n\x05round\x18\x05 \x01(\r\x12\x12\n\nnum_rounds\x18\x06 \x01(\r\x12\x0f\n\x07version\x18\x07 \x01(\x04\x12\'\n\x05sites\x18\x08 \x03(\x0b\x32\x18.atoll.wire.SiteProgress\x12\'\n\x06rounds\x18\t \x03(\x0b\x32\x17.atoll.wire.RoundRecord\x12\x14\n\x0csubmitted_by\x18\n \x01(\t\x12\x1b\n\x13submitted_at_unix_s\x18\x0b \x01(\x01\x12,\n\x08\x65xchange\x18\x14 \x01(\x0b\x32\x1a.atoll.wire.ExchangeRecord\"X\n\x0cSiteProgress\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0c\n\x04\x64one\x18\x03 \x01(\x04\x12\r\n\x05total\x18\x04 \x01(\x04\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\"\xe3\x05\n\x0bRoundRecord\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x11\n\tnum_sites\x18\x03 \x01(\r\x12\x0e\n\x06weight\x18\x04 \x01(\x04\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12@\n\rtrain_metrics\x18\x06 \x03(\x0b\x32).atoll.wire.RoundRecord.TrainMetricsEntry\x12\x46\n\x10\x65valuate_metrics\x18\x07 \x03(\x0b\x32,.atoll.wire.RoundRecord.EvaluateMetricsEntry\x12\x42\n\x0eserver_metrics\x18\x08 \x03(\x0b\x32*.atoll.wire.RoundRecord.ServerMetricsEntry\x12\x0f\n\x07missing\x18\t \x03(\t\x12\x10\n\x08\x62ytes_up\x18\n \x01(\x04\x12\x12\n\nbytes_down\x18\x0b \x01(\x04\x12\x35\n\x07reasons\x18\x0c \x03(\x0b\x32$.atoll.wire.RoundRecord.ReasonsEntry\x12,\n\x08\x65xchange\x18\x14 \x01(\x0b\x32\x1a.atoll.wire.ExchangeRecord\x1aJ\n\x11TrainMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.atoll.wire.MetricSum:\x02\x38\x01\x1aM\n\x14\x45valuateMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.atoll.wire.MetricSum:\x02\x38\x01\x1aK\n\x12ServerMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.atoll.wire.MetricSum:\x02\x38\x01\x1a.\n\x0cReasonsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1a\n\x0bStopRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"\x0b\n\tStopReply\"<\n\x0cModelRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06newest\x18\x03 \x01(\x08\"T\n\nModelReply\x12#\n\x08\x64ownload\x18\x01 \x01(\x0b\x32\x11.atoll.wire.Grant\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\x04\x32\xad\x02\n\x04Runs\x12<\n\x06Submit\x12\x19.atoll.wire.SubmitRequest\x1a\x17.atoll.wire.SubmitReply\x12\x36\n\x04List\x12\x17.atoll.wire.ListRequest\x1a\x15.atoll.wire.ListReply\x12<\n\x05Watch\x12\x18.atoll.wire.WatchRequest\x1a\x17.atoll.wire.RunSnapshot0\x01\x12\x36\n\x04Stop\x12\x17.atoll.wire.StopRequest\x1a\x15.atoll.wire.StopReply\x12\x39\n\x05Model\x12\x18.atoll.wire.ModelRequest\x1a\x16.atoll.wire.ModelReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,38 +42,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUNDRECORD_SERVERMETRICSENTRY']._serialized_options = b'8\001'
   _globals['_ROUNDRECORD_REASONSENTRY']._loaded_options = None
   _globals['_ROUNDRECORD_REASONSENTRY']._serialized_options = b'8\001'
-  _globals['_SUBMITREQUEST']._serialized_start=88
-  _globals['_SUBMITREQUEST']._serialized_end=184
-  _globals['_SUBMITREPLY']._serialized_start=186
-  _globals['_SUBMITREPLY']._serialized_end=247
-  _globals['_LISTREQUEST']._serialized_start=249
-  _globals['_LISTREQUEST']._serialized_end=262
-  _globals['_LISTREPLY']._serialized_start=264
-  _globals['_LISTREPLY']._serialized_end=314
-  _globals['_WATCHREQUEST']._serialized_start=316
-  _globals['_WATCHREQUEST']._serialized_end=343
-  _globals['_RUNSNAPSHOT']._serialized_start=346
-  _globals['_RUNSNAPSHOT']._serialized_end=628
-  _globals['_SITEPROGRESS']._serialized_start=630
-  _globals['_SITEPROGRESS']._serialized_end=718
-  _globals['_ROUNDRECORD']._serialized_start=721
-  _globals['_ROUNDRECORD']._serialized_end=1414
-  _globals['_ROUNDRECORD_TRAINMETRICSENTRY']._serialized_start=1136
-  _globals['_ROUNDRECORD_TRAINMETRICSENTRY']._serialized_end=1210
-  _globals['_ROUNDRECORD_EVALUATEMETRICSENTRY']._serialized_start=1212
-  _globals['_ROUNDRECORD_EVALUATEMETRICSENTRY']._serialized_end=1289
-  _globals['_ROUNDRECORD_SERVERMETRICSENTRY']._serialized_start=1291
-  _globals['_ROUNDRECORD_SERVERMETRICSENTRY']._serialized_end=1366
-  _globals['_ROUNDRECORD_REASONSENTRY']._serialized_start=1368
-  _globals['_ROUNDRECORD_REASONSENTRY']._serialized_end=1414
-  _globals['_STOPREQUEST']._serialized_start=1416
-  _globals['_STOPREQUEST']._serialized_end=1442
-  _globals['_STOPREPLY']._serialized_start=1444
-  _globals['_STOPREPLY']._serialized_end=1455
-  _globals['_MODELREQUEST']._serialized_start=1457
-  _globals['_MODELREQUEST']._serialized_end=1517
-  _globals['_MODELREPLY']._serialized_start=1519
-  _globals['_MODELREPLY']._serialized_end=1603
-  _globals['_RUNS']._serialized_start=1606
-  _globals['_RUNS']._serialized_end=1907
+  _globals['_SUBMITREQUEST']._serialized_start=113
+  _globals['_SUBMITREQUEST']._serialized_end=209
+  _globals['_SUBMITREPLY']._serialized_start=211
+  _globals['_SUBMITREPLY']._serialized_end=272
+  _globals['_LISTREQUEST']._serialized_start=274
+  _globals['_LISTREQUEST']._serialized_end=287
+  _globals['_LISTREPLY']._serialized_start=289
+  _globals['_LISTREPLY']._serialized_end=339
+  _globals['_WATCHREQUEST']._serialized_start=341
+  _globals['_WATCHREQUEST']._serialized_end=368
+  _globals['_RUNSNAPSHOT']._serialized_start=371
+  _globals['_RUNSNAPSHOT']._serialized_end=699
+  _globals['_SITEPROGRESS']._serialized_start=701
+  _globals['_SITEPROGRESS']._serialized_end=789
+  _globals['_ROUNDRECORD']._serialized_start=792
+  _globals['_ROUNDRECORD']._serialized_end=1531
+  _globals['_ROUNDRECORD_TRAINMETRICSENTRY']._serialized_start=1253
+  _globals['_ROUNDRECORD_TRAINMETRICSENTRY']._serialized_end=1327
+  _globals['_ROUNDRECORD_EVALUATEMETRICSENTRY']._serialized_start=1329
+  _globals['_ROUNDRECORD_EVALUATEMETRICSENTRY']._serialized_end=1406
+  _globals['_ROUNDRECORD_SERVERMETRICSENTRY']._serialized_start=1408
+  _globals['_ROUNDRECORD_SERVERMETRICSENTRY']._serialized_end=1483
+  _globals['_ROUNDRECORD_REASONSENTRY']._serialized_start=1485
+  _globals['_ROUNDRECORD_REASONSENTRY']._serialized_end=1531
+  _globals['_STOPREQUEST']._serialized_start=1533
+  _globals['_STOPREQUEST']._serialized_end=1559
+  _globals['_STOPREPLY']._serialized_start=1561
+  _globals['_STOPREPLY']._serialized_end=1572
+  _globals['_MODELREQUEST']._serialized_start=1574
+  _globals['_MODELREQUEST']._serialized_end=1634
+  _globals['_MODELREPLY']._serialized_start=1636
+  _globals['_MODELREPLY']._serialized_end=1720
+  _globals['_RUNS']._serialized_start=1723
+  _globals['_RUNS']._serialized_end=2024
 # @@protoc_insertion_point(module_scope)

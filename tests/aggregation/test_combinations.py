@@ -19,10 +19,13 @@ from atoll.aggregation.next_model import next_model
 from atoll.aggregation.parts import build
 from atoll.aggregation.reducers.coordinates import Median
 from atoll.aggregation.reducers.reduction import RoundTerms
+from atoll.aggregation.schedule import GossipEvent, Met, Trained
+from atoll.aggregation.schedules.gossip import Gossip
 from atoll.aggregation.strategy import (
     Accepted,
     Close,
     Dispatch,
+    Event,
     Joined,
     Ready,
     Strategy,
@@ -38,6 +41,7 @@ REQUIRED: dict[tuple[str, str], dict[str, Any]] = {
     ("rule", "fedprox"): {"mu": 0.1},
     ("schedule", "rounds"): {"min": 3},
     ("schedule", "buffered"): {"min": 3, "k": 3},
+    ("schedule", "gossip"): {"min": 3, "zone": "reef"},
     ("reducer", "norm_bound"): {"norm": 5.0},
     ("reducer", "krum"): {"faulty": 0},
     ("reducer", "multi_krum"): {"faulty": 0},
@@ -63,6 +67,8 @@ def cells() -> Iterator[tuple[str, ...]]:
     fixed = [part for part in PARTS if part not in free]
     for kinds in itertools.product(*(parts.BUILT_IN[part] for part in fixed), BUFFERS, EVALUATED):
         named = dict(zip(fixed, kinds, strict=False))
+        if named["schedule"] == "gossip":  # whose versions no optimizer moves: see REASONS
+            named["optimizer"] = "sgd"
         yield (*(named[part] if part in named else next(free[part]) for part in PARTS), *kinds[-2:])
 
 
@@ -94,6 +100,10 @@ def expected_refusal(cell: tuple[str, ...]) -> str | None:
         return "which no discount makes comparable"
     if (buffers, evaluated) == ("local", "at-server"):
         return "the server would judge a model that no site uses"
+    if schedule == "gossip" and reducer != "mean":
+        return "which have mixed without a reducer"
+    if (schedule, buffers) == ("gossip", "local"):
+        return "local buffers would leave with them"
     return None
 
 
@@ -124,9 +134,8 @@ def one_round(strategy: Strategy) -> bytes:
     write_state(manifest, base, data)
     state = strategy.schedule.init(num_rounds=1, seed=0)
     for site in SITES:
-        state, _ = strategy.schedule.on(state, Joined(site=site, max_weight=3, labels={}))
-    state, (dispatch, _) = strategy.schedule.on(state, Ready())
-    assert isinstance(dispatch, Dispatch)
+        state, _ = strategy.schedule.on(state, Joined(site=site, max_weight=3, labels={"zone": "reef"}))
+    state, dispatch = dispatched(strategy, state)
     layout = update_layout(manifest, strategy.codec, strategy.buffers)
     terms = RoundTerms(num_sites=len(dispatch.sites), max_weight=dispatch.max_weight, bound=strategy.bound)
     total = strategy.reducer.init(layout, terms)
@@ -134,15 +143,27 @@ def one_round(strategy: Strategy) -> bytes:
     for seed, site in enumerate(dispatch.sites, start=1):
         use(strategy)
         payload = encoded(layout, base, random_state(manifest, seed), site=site, bound=BOUND)
-        total.check(payload, seed, metrics={"loss": (1.0 * seed, 1.0)})
-        state, actions = strategy.schedule.on(state, Accepted(site=site, round=1, base_version=0, weight=seed))
-        total.fold(site, payload, seed, {"loss": (1.0 * seed, 1.0)})
+        weight = min(seed, dispatch.max_weight)
+        total.check(payload, weight, metrics={"loss": (1.0 * seed, 1.0)})
+        state, actions = strategy.schedule.on(state, Accepted(site=site, round=1, base_version=0, weight=weight))
+        total.fold(site, payload, weight, {"loss": (1.0 * seed, 1.0)})
     assert any(isinstance(action, Close) for action in actions)
     out = bytearray(manifest.num_bytes)
     before = strategy.optimizer.init(layout)
     next_model(total, optimizer=strategy.optimizer, state=before, base=data, out=out, manifest=manifest)
     assert all(torch.isfinite(t.float()).all() for t in views(manifest, out, writable=False).values())
     return bytes(out)
+
+
+def dispatched(strategy: Strategy, state: Any) -> tuple[Any, Dispatch]:
+    """The state in which updates are awaited; of gossip, when all have trained and met."""
+    state, actions = strategy.schedule.on(state, Ready())
+    if isinstance(strategy.schedule, Gossip):
+        events: list[Event | GossipEvent] = [Trained(site=site, round=1) for site in SITES]
+        events += [Met(site=site, peer=peer, round=1, received=True) for site, peer in itertools.permutations(SITES, 2)]
+        for event in events:
+            state, actions = strategy.schedule.on(state, event)
+    return state, next(action for action in actions if isinstance(action, Dispatch))
 
 
 def use(strategy: Strategy) -> None:
@@ -222,6 +243,7 @@ def test_a_refused_region_is_named() -> None:
 
 
 BUFFERED = build("schedule", "buffered", {"k": 1})
+GOSSIP = build("schedule", "gossip", {"zone": "reef"})
 REASONS = [
     (
         ("strategy.schedule", "strategy.reducer"),
@@ -270,6 +292,36 @@ REASONS = [
         ("strategy.download", "regions"),
         combined(download=build("codec", "int8", {}), regions=True),
         "a region hands versions on to its sites as it gets them, in full; remove download",
+    ),
+    (
+        ("strategy.schedule", "strategy.reducer"),
+        combined(schedule=GOSSIP, reducer=build("reducer", "norm_bound", {"norm": 1.0})),
+        "which have mixed without a reducer; take the reducer mean",
+    ),
+    (
+        ("strategy.schedule", "strategy.optimizer"),
+        combined(schedule=GOSSIP, optimizer=build("optimizer", "sgd", {"lr": 0.5})),
+        "would move a model that no site has; take sgd with lr = 1 and no momentum",
+    ),
+    (
+        ("strategy.schedule", "strategy.buffers"),
+        combined(schedule=GOSSIP, buffers="local"),
+        "local buffers would leave with them; take mean or first",
+    ),
+    (
+        ("strategy.schedule", "strategy.local"),
+        combined(schedule=GOSSIP, local=("head.*",)),
+        "what is to stay would leave with them; remove local",
+    ),
+    (
+        ("strategy.schedule", "strategy.download"),
+        combined(schedule=GOSSIP, download=build("codec", "int8", {})),
+        "less what the codec left out of the version before; remove download",
+    ),
+    (
+        ("strategy.schedule", "regions"),
+        combined(schedule=GOSSIP, regions=True),
+        "a region has no model of its own that it could mix; name sites of this federation alone",
     ),
 ]
 

@@ -158,7 +158,10 @@ def test_ways_are_tried_in_order_and_remembered() -> None:
     assert state.links[0].caller == "b", "only the caller knows"
     state, actions = play(gossip(), [*events, unreachable("b", "a")])
     assert actions == [Introduce(round=1)]
-    assert (state.links[0].tried.way, state.links[0].tried.reasons) == (Way.RELAY, ("a to b: refused", "b to a: refused"))
+    assert (state.links[0].tried.way, state.links[0].tried.reasons) == (
+        Way.RELAY,
+        ("a to b: refused", "b to a: refused"),
+    )
     later = [*events, unreachable("b", "a"), *met(*RING), *trained(*SITES, round=2)]
     state, _ = play(gossip(), later)
     assert [link.tried.way for link in state.links] == [Way.RELAY, *[Way.FIRST_CALLS] * 3]
