@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from atoll.aggregation.schedule import Dispatch
+from atoll.server.events import TaskLost
 from atoll.server.round import Round
 from atoll.server.run_state import OpenRound, Phase, RunAction, RunState, SendTask, Task, WithdrawTask
 
@@ -61,6 +62,19 @@ def abandon(state: RunState, number: int, reason: str) -> tuple[RunState, tuple[
         abandoned_reason=reason,
     )
     return state, tuple(WithdrawTask(task=task, reason=reason) for task in gone)
+
+
+def asked_for(round_: Round, event: TaskLost) -> Task:
+    """The training that a lost update came from, as it was asked for."""
+    return Task(
+        task=event.task,
+        attempt=event.attempt,
+        site=event.site,
+        kind="train",
+        round=round_.number,
+        base_version=round_.bases.get(event.site, round_.base_version),
+        dispatched=round_.updates[event.site].dispatched,
+    )
 
 
 def without(tasks: Mapping[str, Task], gone: Sequence[Task]) -> dict[str, Task]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable
+
 from atoll.aggregation.round_sum import MAX_SITES, MAX_WEIGHT
 from atoll.aggregation.schedule import Joined
+from atoll.aggregation.strategy import require_regions_allowed
+from atoll.server.driver import RunDriver
+from atoll.server.offers import Offers
 from atoll.server.sessions import Session
 from atoll.transport.hello import REGION
 from atoll.wire import control_pb2 as pb
-from atoll.wire.errors import Malformed
+from atoll.wire.errors import ConfigError, Malformed
 
 
 def is_region(session: Session) -> bool:
@@ -38,6 +43,19 @@ def joined_event(session: Session, accept: pb.Accept) -> Joined:
         num_sites=region.num_sites,
         sum_weights=region.sum_weights,
     )
+
+
+def refuse_regions(
+    drivers: Iterable[RunDriver], offers: Offers, regions: Callable[[Collection[str]], tuple[str, ...]]
+) -> None:
+    """Regions are not asked to join a run whose reducer needs each update by itself."""
+    for driver in drivers:
+        for region in regions(driver.only):
+            try:
+                require_regions_allowed(driver.job, [region])
+            except ConfigError as error:
+                offers.declined(driver.run, region, str(error))
+                driver.summary.site_is(region, "declined", detail=str(error))
 
 
 def _require(site: str, field: str, value: int, low: int, high: int) -> None:

@@ -27,22 +27,28 @@ from atoll.aggregation.schedule import (
     Dispatch,
     Failed,
     GiveUp,
+    GossipEvent,
+    Introduce,
     Joined,
     Left,
     Ready,
     SetTimer,
     Stop,
     TimerFired,
+    TrainOwn,
     Withdrawn,
 )
 from atoll.aggregation.schedule import Event as ScheduleEvent
-from atoll.server.dispatch import abandon, dispatch, without
+from atoll.server import exchange
+from atoll.server.dispatch import abandon, asked_for, dispatch, without
 from atoll.server.events import (
     Broken,
     Delegated,
     EndedAbove,
     EvaluationAsked,
     EvaluationEnded,
+    ModelKept,
+    PeerMet,
     RunEvent,
     ServerEvaluated,
     SiteEvaluated,
@@ -104,6 +110,7 @@ def outstanding(plan: Plan, state: RunState) -> tuple[RunAction, ...]:
     if state.phase is Phase.ENDED:
         return ()
     actions: list[RunAction] = [OpenRound(round=round_) for round_ in state.rounds.values()]
+    actions += exchange.outstanding(state)
     actions += [ArmTimer(name=name, after_s=after_s) for name, after_s in state.timers.items()]
     actions += [SendTask(task=task) for task in state.tasks.values()]
     actions += [CommitRound(round=round_) for round_ in state.rounds.values() if round_.closing]
@@ -184,10 +191,15 @@ def _lost(plan: Plan, state: RunState, event: TaskLost) -> Step:
         if update is not None and (update.task, update.attempt) == (event.task, event.attempt):
             state = replace(state, rounds={**state.rounds, round_.number: round_.lost(event.site)})
             if event.site not in state.members:  # it may come back, with its update still in its outbox
-                state = replace(state, tasks={**state.tasks, event.task: _asked_for(round_, event)})
+                state = replace(state, tasks={**state.tasks, event.task: asked_for(round_, event)})
             failed = Failed(site=event.site, round=round_.number, reason=event.reason)
             return _tell_schedule(plan, state, failed)
-    return state, ()
+    return _heard(plan, state, exchange.lost(state, event))
+
+
+def _heard(plan: Plan, state: RunState, found: tuple[RunState, GossipEvent] | None) -> Step:
+    """What follows from a report that may change nothing."""
+    return (state, ()) if found is None else _tell_schedule(plan, *found)
 
 
 def _committed(plan: Plan, state: RunState, event: Committed) -> Step:
@@ -307,6 +319,8 @@ _TABLE: Mapping[type, Callable[[Plan, RunState, Any], Step]] = {
     Committed: _committed,
     UpdateAccepted: _accepted,
     TaskLost: _lost,
+    ModelKept: lambda plan, state, event: _heard(plan, state, exchange.kept(state, event)),
+    PeerMet: lambda plan, state, event: _heard(plan, state, (state, exchange.met(event))),
     SiteEvaluated: _site_evaluated,
     ServerEvaluated: _server_evaluated,
     EvaluationEnded: _evaluation_ended,
@@ -324,8 +338,9 @@ _TABLE: Mapping[type, Callable[[Plan, RunState, Any], Step]] = {
 # --- what the schedule wants ----------------------------------------------------------------------------------------
 
 
-def _tell_schedule(plan: Plan, state: RunState, event: ScheduleEvent) -> Step:
-    inner, wanted = plan.schedule.on(state.schedule, event)
+def _tell_schedule(plan: Plan, state: RunState, event: ScheduleEvent | GossipEvent) -> Step:
+    told: Any = event  # those of gossip go to no other schedule: only its actions bring them about
+    inner, wanted = plan.schedule.on(state.schedule, told)
     if inner != state.schedule:
         state = replace(state, schedule=inner)
     done: list[RunAction] = []
@@ -343,7 +358,7 @@ def _do(plan: Plan, state: RunState, action: Action) -> Step:
             round_ = state.rounds[number].closed(sites)
             return replace(state, rounds={**state.rounds, number: round_}), (CommitRound(round=round_),)
         case Cancel(round=number, sites=sites, reason=reason):
-            gone = [t for t in state.tasks.values() if t.kind == "train" and t.round == number and t.site in sites]
+            gone = [t for t in state.tasks.values() if t.kind != "evaluate" and t.round == number and t.site in sites]
             state = replace(state, tasks=without(state.tasks, gone))
             return state, tuple(WithdrawTask(task=task, reason=reason) for task in gone)
         case SetTimer(name=name, after_s=after_s):
@@ -351,25 +366,14 @@ def _do(plan: Plan, state: RunState, action: Action) -> Step:
             if after_s > 0:
                 timers[name] = after_s
             return replace(state, timers=timers), (ArmTimer(name=name, after_s=after_s),)
+        case TrainOwn() | Introduce():
+            return exchange.do(state, action)
         case Abandon(round=number, reason=reason):
             return abandon(state, number, reason)
         case GiveUp(reason=reason):
             return _end(state, Outcome.FAILED, reason)
         case Stop():
             return _finish_if_done(plan, replace(state, phase=Phase.FINISHING))
-
-
-def _asked_for(round_: Round, event: TaskLost) -> Task:
-    """The training that a lost update came from, as it was asked for."""
-    return Task(
-        task=event.task,
-        attempt=event.attempt,
-        site=event.site,
-        kind="train",
-        round=round_.number,
-        base_version=round_.bases.get(event.site, round_.base_version),
-        dispatched=round_.updates[event.site].dispatched,
-    )
 
 
 def _finish_if_done(plan: Plan, state: RunState) -> Step:

@@ -11,7 +11,7 @@ from atoll.server.events import EvaluationEnded, RunEvent, ServerEvaluated, Site
 from atoll.server.records import RoundRow, RunRow
 from atoll.server.round import Metrics, Round
 from atoll.server.run_state import RunState
-from atoll.wire import control_pb2, errors_pb2, runs_pb2
+from atoll.wire import control_pb2, errors_pb2, gossip_pb2, runs_pb2
 from atoll.wire.errors import Unavailable, to_detail
 
 
@@ -33,6 +33,7 @@ class RunSummary:
         self._opened: dict[int, _Opened] = {}
         self._sites: dict[str, runs_pb2.SiteProgress] = {}
         self._reasons: dict[str, str] = {}  # why a site has no update in the present round
+        self._exchange: gossip_pb2.ExchangeRecord | None = None
         self._changes = 0
         self._waiters: set[asyncio.Future[None]] = set()
         self.status: str = row.status
@@ -60,6 +61,12 @@ class RunSummary:
             self._reasons[site] = detail
         self.wake()
 
+    def exchange_is(self, exchange: gossip_pb2.ExchangeRecord) -> None:
+        """How neighbours have exchanged their models so far; a round that has no pairs yet leaves the last one's."""
+        if exchange.num_pairs:
+            self._exchange = exchange
+            self.wake()
+
     def round_opened(self, number: int, at_s: float, transferred: tuple[int, int]) -> None:
         self._opened.setdefault(number, _Opened(at_s=at_s, transferred=transferred))
         self.wake()
@@ -79,6 +86,7 @@ class RunSummary:
             bytes_up=transferred[0] - opened.transferred[0],
             bytes_down=transferred[1] - opened.transferred[1],
             reasons={site: self._reasons[site] for site in round_.missing if site in self._reasons},
+            exchange=self._exchange,
         )
 
     def round_committed(self, record: runs_pb2.RoundRecord) -> None:
@@ -135,6 +143,7 @@ class RunSummary:
             sites=[self._sites[site] for site in sorted(self._sites)],
             submitted_by=self._row.submitted_by,
             submitted_at_unix_s=self._row.submitted_at.timestamp(),
+            exchange=self._exchange,
         )
         if self._trouble:
             snapshot.reason.CopyFrom(to_detail(Unavailable(self._trouble, run=self._row.run)))

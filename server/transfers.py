@@ -132,7 +132,10 @@ class Transfers:
         except LocalError as error:
             log.error("run %s: version %d cannot be sent: %s", run, version, error)
             raise Unavailable(f"version {version} cannot be sent: {error}", run=run) from None
-        subject = Subject(direction="down", run=run, version=version)
+        await self.ask_down_of(site, Subject(direction="down", run=run, version=version), source, offset)
+
+    async def ask_down_of(self, site: str, subject: Subject, source: Outgoing, offset: int) -> None:
+        """Queue the download of a part of a file, from byte `offset` on. Raises LocalError where it cannot be read."""
         self._table.ask(await self._download_ask(site, subject, source, offset))
         self._pump()
 

@@ -176,7 +176,7 @@ def test_a_site_sends_no_sums() -> None:
 def test_the_terms_of_the_sum_go_down_as_they_are() -> None:
     state = upper_state()
     task = state.tasks["r1.north"]
-    message = task_message(RUN, task, state.rounds[1])
+    message = task_message(RUN, task, state)
     assert (message.sum.num_sites, message.sum.max_weight) == (9, 40)
 
 
