@@ -171,7 +171,7 @@ runs_at_once = 1
 
 # Where neighbours of the same zone (labels.zone, and zones in policy.toml) call this site, in runs of gossip. Without it
 # the site opens no port; it calls them, and where neither can reach the other the server passes models on.
-# [gossip]
+[gossip]
 # listen = "0.0.0.0:7445"
 # advertise = "node-3.cluster-a.example.org:7445"
 

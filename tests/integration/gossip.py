@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,30 +20,23 @@ LR = 0.1  # of the trial app
 Model = dict[str, NDArray[Any]]
 
 
-def start_reef(
-    federation: Federation, *, listening: Sequence[str] = NAMES, advertised: Mapping[str, str] | None = None
-) -> None:
-    """Server, researcher and four sites of zone "reef", signed and running.
+def start_reef(federation: Federation, *, listening: Sequence[str] = NAMES, names: Sequence[str] = NAMES) -> None:
+    """Server, researcher and sites of zone "reef", signed and running.
 
     Args:
-        listening: sites that open a port for neighbours.
-        advertised: other addresses than those at which they listen.
+        listening: sites that open a port for neighbours; the others only call.
     """
     federation.start_server()
     federation.enrol_researcher()
-    for name in NAMES:
+    for name in names:
         federation.enrol_site(name, policy=POLICY)
-        text = '[capacity]\nlabels = { zone = "reef" }\n'
-        if name in listening:
-            text += f'[gossip]\nlisten = "127.0.0.1:{free_ports()[0]}"\n'
-        if advertised and name in advertised:
-            text += f'advertise = "{advertised[name]}"\n'
         settings = federation.home(name) / "site.toml"
-        settings.write_text(settings.read_text().replace("[capacity]", "[was]").replace("runs_at_once = 1\n", ""))
-        text = settings.read_text().replace("[was]\n", "") + "\n" + text
+        text = settings.read_text().replace("[capacity]\n", '[capacity]\nlabels = { zone = "reef" }\n')
+        if name in listening:
+            text = text.replace("[gossip]\n", f'[gossip]\nlisten = "127.0.0.1:{free_ports()[0]}"\n')
         settings.write_text(text)
     federation.sign()
-    for name in NAMES:
+    for name in names:
         federation.start_site(name)
 
 
@@ -92,13 +85,14 @@ def step(model: Model, x: NDArray[Any], y: NDArray[Any]) -> Model:
         return {name: (value - LR * value.grad).numpy() for name, value in net.named_parameters()}
 
 
-def ring_weights() -> NDArray[np.float64]:
-    """Metropolis-Hastings on a ring of four."""
-    weights = np.zeros((4, 4))
-    for i in range(4):
-        for j in (i - 1, i, i + 1):
-            weights[i, j % 4] = 1 / 3
-    return weights
+def weights_of(*pairs: tuple[int, int]) -> NDArray[np.float64]:
+    """Metropolis-Hastings over pairs of sites, numbered from 1."""
+    joined = np.zeros((4, 4), dtype=bool)
+    for one, two in pairs:
+        joined[one - 1, two - 1] = joined[two - 1, one - 1] = True
+    degrees = joined.sum(axis=1)
+    weights = np.where(joined, 1 / (1 + np.maximum(degrees[:, None], degrees[None, :])), 0.0)
+    return weights + np.diag(1 - weights.sum(axis=1))
 
 
 def mean_of(models: Sequence[Model]) -> Model:
