@@ -134,22 +134,20 @@ class Neighbours:
             return
         key = introduction.run, introduction.peer
         known = self._meetings.get(key)
+        if known is not None and known.introduction == introduction:
+            meeting = known
+        elif known is not None:
+            self._end(known)
+            if known.path == meeting.path:  # the same models: one writer at a time, and what was given counts
+                meeting.filling, meeting.given_bytes = known.filling, known.given_bytes
+        self._meetings[key] = meeting
         here = await asyncio.to_thread(meeting.path.exists)
         if here:
             self.received(meeting)
-        if (
-            known is not None
-            and known.introduction == introduction
-            and known.task is not None
-            and not known.task.done()
-        ):
+        if meeting.task is not None and not meeting.task.done():
             return
-        if known is not None:
-            self._end(known)
-        self._meetings[key] = meeting
-        if introduction.relayed:
-            if not here:
-                self._fetch(meeting)
+        if introduction.relayed and not here:
+            self._fetch(meeting)
         elif introduction.calls:
             meeting.task = self._spawn(self._call(meeting))
 

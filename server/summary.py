@@ -43,7 +43,8 @@ class RunSummary:
     def restore(self, rows: Iterable[RoundRow]) -> None:
         """Take over the records of rounds that are committed."""
         for row in rows:
-            self._records[row.round] = runs_pb2.RoundRecord.FromString(row.record)
+            record = self._records[row.round] = runs_pb2.RoundRecord.FromString(row.record)
+            self._exchange = record.exchange if record.HasField("exchange") else self._exchange
 
     def set_status(self, status: str, reason: errors_pb2.ErrorDetail | None = None) -> None:
         self.status, self._reason = status, reason
