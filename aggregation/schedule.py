@@ -109,6 +109,7 @@ class Met:
     round: int
     received: bool
     reason: str = ""
+    tried: int = 0  # ways that had failed when it was told this one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

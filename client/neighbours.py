@@ -214,7 +214,8 @@ class Neighbours:
         self._mailbox.post(met_peer=MetPeer(run=said.run, round=said.round, peer=said.peer, received=True))
 
     def _unreachable(self, said: Introduction, reason: RemoteError) -> None:
-        met = MetPeer(run=said.run, round=said.round, peer=said.peer, unreachable=to_detail(reason))
+        detail = to_detail(reason)
+        met = MetPeer(run=said.run, round=said.round, peer=said.peer, tried=said.tried, unreachable=detail)
         self._mailbox.post(met_peer=met)
 
     # --- this site calls --------------------------------------------------------------------------------------------

@@ -145,7 +145,8 @@ STARTER_SETTINGS = """\
 
 [site]
 name = "{name}"
-# The agent connects outwards only, to the address that came with the token: {server}. It opens no port.
+# The agent connects outwards only, to the address that came with the token: {server}. It opens no port,
+# unless [gossip] below says so.
 # If the server is reached by another address from here:
 # server = "{server}"
 

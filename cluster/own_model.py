@@ -44,8 +44,8 @@ def write_model(layout: UpdateLayout, tensors: Mapping[str, Tensor], out: memory
         BadUpdate: a value is not finite; names the tensor.
         BadManifest: training has changed what the model is made of.
     """
-    for entry in (*layout.means, *layout.raws):
-        tensor = tensors.get(entry.spec.name)
+    for spec in layout.manifest:
+        tensor = tensors.get(spec.name)
         if tensor is not None and (tensor.is_floating_point() or tensor.is_complex()):
-            require_finite(entry.spec, tensor)
+            require_finite(spec, tensor)
     write_state(layout.manifest, tensors, out)

@@ -57,6 +57,7 @@ class PeerMet:
     round: int
     received: bool
     reason: str = ""
+    tried: int = 0  # ways that had failed when it was told this one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,14 @@ def lost(state: RunState, event: TaskLost) -> tuple[RunState, ModelLost] | None:
 
 def met(event: PeerMet) -> Met:
     """The report as the schedule hears it."""
-    return Met(site=event.site, peer=event.peer, round=event.round, received=event.received, reason=event.reason)
+    return Met(
+        site=event.site,
+        peer=event.peer,
+        round=event.round,
+        received=event.received,
+        reason=event.reason,
+        tried=event.tried,
+    )
 
 
 def start_of(state: RunState, task: Task) -> Start | None:

@@ -44,7 +44,9 @@ class Meetings:
         """Sites that are not in the zone of a run, or cannot meet others, are not asked to join it."""
         for driver in drivers:
             schedule = driver.plan.schedule
-            for session in self._sessions if isinstance(schedule, Gossip) else ():
+            if not isinstance(schedule, Gossip):
+                continue
+            for session in self._sessions:
                 if reason := _outside(session, schedule.options.zone):
                     offers.declined(driver.run, session.site, reason)
                     driver.summary.site_is(session.site, "declined", detail=reason)
@@ -82,6 +84,7 @@ class Meetings:
             peer_attempt=other.attempt,
             num_bytes=driver.manifest.num_bytes,
             crc32=other.crc32,
+            tried=len(link.tried.reasons),
         )
         self._sessions.send(site, introduction=introduction)
 
@@ -121,7 +124,14 @@ class Meetings:
             report.peer[:63],
             f": {reason}" if reason else "",
         )
-        event = PeerMet(site=site, peer=report.peer, round=report.round, received=received, reason=reason[:500])
+        event = PeerMet(
+            site=site,
+            peer=report.peer,
+            round=report.round,
+            received=received,
+            reason=reason[:500],
+            tried=report.tried,
+        )
 
         async def show() -> None:
             if isinstance(driver.state.schedule, GossipState):

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from atoll.wire import errors_pb2 as atoll_dot_wire_dot_errors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61toll/wire/gossip.proto\x12\natoll.wire\x1a\x17\x61toll/wire/errors.proto\"p\n\x04\x43\x61rd\x12\x12\n\nfederation\x18\x01 \x01(\t\x12\x0c\n\x04site\x18\x02 \x01(\t\x12\x0c\n\x04zone\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x05 \x01(\x0c\x12\x12\n\nclient_key\x18\x06 \x01(\x0c\"+\n\x08PeerCard\x12\x0c\n\x04\x63\x61rd\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\xd6\x01\n\x0cIntroduction\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0c\n\x04peer\x18\x03 \x01(\t\x12\"\n\x04\x63\x61rd\x18\x04 \x01(\x0b\x32\x14.atoll.wire.PeerCard\x12\x0f\n\x07meeting\x18\x05 \x01(\t\x12\r\n\x05\x63\x61lls\x18\x06 \x01(\x08\x12\x0f\n\x07relayed\x18\x07 \x01(\x08\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\r\x12\x14\n\x0cpeer_attempt\x18\t \x01(\r\x12\x11\n\tnum_bytes\x18\n \x01(\x04\x12\r\n\x05\x63rc32\x18\x0b \x01(\r\"\x82\x01\n\x07MetPeer\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0c\n\x04peer\x18\x03 \x01(\t\x12\x12\n\x08received\x18\x04 \x01(\x08H\x00\x12.\n\x0bunreachable\x18\x05 \x01(\x0b\x32\x17.atoll.wire.ErrorDetailH\x00\x42\t\n\x07outcome\"K\n\x06Mixing\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12!\n\x06shares\x18\x03 \x03(\x0b\x32\x11.atoll.wire.Share\"%\n\x05Share\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\"\x1e\n\x0bMeetRequest\x12\x0f\n\x07meeting\x18\x01 \x01(\t\"5\n\tMeetReply\x12\x16\n\x0ereceived_bytes\x18\x01 \x01(\x04\x12\x10\n\x08\x63omplete\x18\x02 \x01(\x08\"W\n\x0e\x45xchangeRecord\x12\r\n\x05round\x18\x01 \x01(\r\x12\x11\n\tnum_pairs\x18\x02 \x01(\r\x12\x12\n\nnum_direct\x18\x03 \x01(\r\x12\x0f\n\x07relayed\x18\x04 \x03(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61toll/wire/gossip.proto\x12\natoll.wire\x1a\x17\x61toll/wire/errors.proto\"p\n\x04\x43\x61rd\x12\x12\n\nfederation\x18\x01 \x01(\t\x12\x0c\n\x04site\x18\x02 \x01(\t\x12\x0c\n\x04zone\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x05 \x01(\x0c\x12\x12\n\nclient_key\x18\x06 \x01(\x0c\"+\n\x08PeerCard\x12\x0c\n\x04\x63\x61rd\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\xe5\x01\n\x0cIntroduction\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0c\n\x04peer\x18\x03 \x01(\t\x12\"\n\x04\x63\x61rd\x18\x04 \x01(\x0b\x32\x14.atoll.wire.PeerCard\x12\x0f\n\x07meeting\x18\x05 \x01(\t\x12\r\n\x05\x63\x61lls\x18\x06 \x01(\x08\x12\x0f\n\x07relayed\x18\x07 \x01(\x08\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\r\x12\x14\n\x0cpeer_attempt\x18\t \x01(\r\x12\x11\n\tnum_bytes\x18\n \x01(\x04\x12\r\n\x05\x63rc32\x18\x0b \x01(\r\x12\r\n\x05tried\x18\x0c \x01(\r\"\x91\x01\n\x07MetPeer\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0c\n\x04peer\x18\x03 \x01(\t\x12\x12\n\x08received\x18\x04 \x01(\x08H\x00\x12.\n\x0bunreachable\x18\x05 \x01(\x0b\x32\x17.atoll.wire.ErrorDetailH\x00\x12\r\n\x05tried\x18\x06 \x01(\rB\t\n\x07outcome\"K\n\x06Mixing\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12!\n\x06shares\x18\x03 \x03(\x0b\x32\x11.atoll.wire.Share\"%\n\x05Share\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\"\x1e\n\x0bMeetRequest\x12\x0f\n\x07meeting\x18\x01 \x01(\t\"5\n\tMeetReply\x12\x16\n\x0ereceived_bytes\x18\x01 \x01(\x04\x12\x10\n\x08\x63omplete\x18\x02 \x01(\x08\"W\n\x0e\x45xchangeRecord\x12\r\n\x05round\x18\x01 \x01(\r\x12\x11\n\tnum_pairs\x18\x02 \x01(\r\x12\x12\n\nnum_direct\x18\x03 \x01(\r\x12\x0f\n\x07relayed\x18\x04 \x03(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,17 +37,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PEERCARD']._serialized_start=178
   _globals['_PEERCARD']._serialized_end=221
   _globals['_INTRODUCTION']._serialized_start=224
-  _globals['_INTRODUCTION']._serialized_end=438
-  _globals['_METPEER']._serialized_start=441
-  _globals['_METPEER']._serialized_end=571
-  _globals['_MIXING']._serialized_start=573
-  _globals['_MIXING']._serialized_end=648
-  _globals['_SHARE']._serialized_start=650
-  _globals['_SHARE']._serialized_end=687
-  _globals['_MEETREQUEST']._serialized_start=689
-  _globals['_MEETREQUEST']._serialized_end=719
-  _globals['_MEETREPLY']._serialized_start=721
-  _globals['_MEETREPLY']._serialized_end=774
-  _globals['_EXCHANGERECORD']._serialized_start=776
-  _globals['_EXCHANGERECORD']._serialized_end=863
+  _globals['_INTRODUCTION']._serialized_end=453
+  _globals['_METPEER']._serialized_start=456
+  _globals['_METPEER']._serialized_end=601
+  _globals['_MIXING']._serialized_start=603
+  _globals['_MIXING']._serialized_end=678
+  _globals['_SHARE']._serialized_start=680
+  _globals['_SHARE']._serialized_end=717
+  _globals['_MEETREQUEST']._serialized_start=719
+  _globals['_MEETREQUEST']._serialized_end=749
+  _globals['_MEETREPLY']._serialized_start=751
+  _globals['_MEETREPLY']._serialized_end=804
+  _globals['_EXCHANGERECORD']._serialized_start=806
+  _globals['_EXCHANGERECORD']._serialized_end=893
 # @@protoc_insertion_point(module_scope)

@@ -32,7 +32,7 @@ class PeerCard(_message.Message):
     def __init__(self, card: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Introduction(_message.Message):
-    __slots__ = ("run", "round", "peer", "card", "meeting", "calls", "relayed", "attempt", "peer_attempt", "num_bytes", "crc32")
+    __slots__ = ("run", "round", "peer", "card", "meeting", "calls", "relayed", "attempt", "peer_attempt", "num_bytes", "crc32", "tried")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,7 @@ class Introduction(_message.Message):
     PEER_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     CRC32_FIELD_NUMBER: _ClassVar[int]
+    TRIED_FIELD_NUMBER: _ClassVar[int]
     run: str
     round: int
     peer: str
@@ -55,21 +56,24 @@ class Introduction(_message.Message):
     peer_attempt: int
     num_bytes: int
     crc32: int
-    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., peer: _Optional[str] = ..., card: _Optional[_Union[PeerCard, _Mapping]] = ..., meeting: _Optional[str] = ..., calls: _Optional[bool] = ..., relayed: _Optional[bool] = ..., attempt: _Optional[int] = ..., peer_attempt: _Optional[int] = ..., num_bytes: _Optional[int] = ..., crc32: _Optional[int] = ...) -> None: ...
+    tried: int
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., peer: _Optional[str] = ..., card: _Optional[_Union[PeerCard, _Mapping]] = ..., meeting: _Optional[str] = ..., calls: _Optional[bool] = ..., relayed: _Optional[bool] = ..., attempt: _Optional[int] = ..., peer_attempt: _Optional[int] = ..., num_bytes: _Optional[int] = ..., crc32: _Optional[int] = ..., tried: _Optional[int] = ...) -> None: ...
 
 class MetPeer(_message.Message):
-    __slots__ = ("run", "round", "peer", "received", "unreachable")
+    __slots__ = ("run", "round", "peer", "received", "unreachable", "tried")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
+    TRIED_FIELD_NUMBER: _ClassVar[int]
     run: str
     round: int
     peer: str
     received: bool
     unreachable: _errors_pb2.ErrorDetail
-    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., peer: _Optional[str] = ..., received: _Optional[bool] = ..., unreachable: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+    tried: int
+    def __init__(self, run: _Optional[str] = ..., round: _Optional[int] = ..., peer: _Optional[str] = ..., received: _Optional[bool] = ..., unreachable: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., tried: _Optional[int] = ...) -> None: ...
 
 class Mixing(_message.Message):
     __slots__ = ("round", "attempt", "shares")

@@ -62,6 +62,8 @@ class Link:
                 return self
             holds = tuple(sorted((*self.holds, event.site)))
             return replace(self, holds=holds, over=len(holds) == 2)
+        if event.tried != len(self.tried.reasons):
+            return self  # of a way that has been given up meanwhile
         if self.tried.way is Way.RELAY:
             return replace(self, over=True)
         if event.site != self.caller:

@@ -82,7 +82,10 @@ def step(model: Model, x: NDArray[Any], y: NDArray[Any]) -> Model:
     loss = nn.functional.cross_entropy(net(torch.from_numpy(x)), torch.from_numpy(y))
     loss.backward()  # type: ignore[no-untyped-call]  # of torch
     with torch.no_grad():
-        return {name: (value - LR * value.grad).numpy() for name, value in net.named_parameters()}
+        for value in net.parameters():
+            assert value.grad is not None
+            value -= LR * value.grad
+        return {name: value.numpy() for name, value in net.state_dict().items()}
 
 
 def weights_of(*pairs: tuple[int, int]) -> NDArray[np.float64]:

@@ -220,11 +220,11 @@ MESSAGES: dict[str, Message] = {
     "introduction_relayed": server(
         introduction=gossip_pb2.Introduction(
             run=RUN, round=12, peer="site-2", card=SIGNED_CARD, meeting="A" * 24, relayed=True, attempt=1,
-            peer_attempt=2, num_bytes=1 << 20, crc32=0xDEADBEEF,
+            peer_attempt=2, num_bytes=1 << 20, crc32=0xDEADBEEF, tried=2,
         )
     ),
     "met_peer": site(met_peer=gossip_pb2.MetPeer(run=RUN, round=12, peer="site-2", received=True)),
-    "met_peer_unreachable": site(met_peer=gossip_pb2.MetPeer(run=RUN, round=12, peer="site-2", unreachable=ERROR)),
+    "met_peer_unreachable": site(met_peer=gossip_pb2.MetPeer(run=RUN, round=12, peer="site-2", unreachable=ERROR, tried=1)),
     "fetch_peer": site(
         fetch=control_pb2.Fetch(
             run=RUN, offset=4096, key=control_pb2.TaskKey(run=RUN, task="g12.site-2", attempt=1)

@@ -58,8 +58,8 @@ def met(*pairs: str, round: int = 1) -> list[Event | GossipEvent]:
     return [Met(site=site, peer=peer, round=round, received=True) for site, peer in ends]
 
 
-def unreachable(site: str, peer: str, round: int = 1) -> Met:
-    return Met(site=site, peer=peer, round=round, received=False, reason="refused")
+def unreachable(site: str, peer: str, tried: int = 0) -> Met:
+    return Met(site=site, peer=peer, round=1, received=False, reason="refused", tried=tried)
 
 
 def fired(name: str) -> TimerFired:
@@ -156,21 +156,29 @@ def test_ways_are_tried_in_order_and_remembered() -> None:
     assert state.links[0].caller == "b"
     state, _ = play(gossip(), [*events, unreachable("a", "b")])
     assert state.links[0].caller == "b", "only the caller knows"
-    state, actions = play(gossip(), [*events, unreachable("b", "a")])
+    state, actions = play(gossip(), [*events, unreachable("b", "a", 1)])
     assert actions == [Introduce(round=1)]
     assert (state.links[0].tried.way, state.links[0].tried.reasons) == (
         Way.RELAY,
         ("a to b: refused", "b to a: refused"),
     )
-    later = [*events, unreachable("b", "a"), *met(*RING), *trained(*SITES, round=2)]
+    later = [*events, unreachable("b", "a", 1), *met(*RING), *trained(*SITES, round=2)]
     state, _ = play(gossip(), later)
     assert [link.tried.way for link in state.links] == [Way.RELAY, *[Way.FIRST_CALLS] * 3]
-    state, _ = play(gossip(), [*events, unreachable("b", "a"), *met(*RING), *joined("b"), *trained(*SITES, round=2)])
+    state, _ = play(gossip(), [*events, unreachable("b", "a", 1), *met(*RING), *joined("b"), *trained(*SITES, round=2)])
     assert {link.tried.way for link in state.links} == {Way.FIRST_CALLS}, "it may have moved"
 
 
+def test_a_report_of_a_way_that_was_given_up_is_void() -> None:
+    """A caller that is introduced twice reports twice; the second report may come when the server relays already."""
+    events = [*BEGUN, *trained(*SITES), unreachable("a", "b"), unreachable("b", "a", 1)]
+    before, _ = play(gossip(), events)
+    for late in (unreachable("a", "b"), unreachable("b", "a", 1)):
+        assert play(gossip(), [*events, late])[0] == before
+
+
 def test_where_the_relay_fails_too_the_pair_is_over() -> None:
-    events = [unreachable("a", "b"), unreachable("b", "a"), unreachable("a", "b"), *met("bc", "cd", "ad")]
+    events = [unreachable("a", "b"), unreachable("b", "a", 1), unreachable("a", "b", 2), *met("bc", "cd", "ad")]
     state, _ = play(gossip(), [*BEGUN, *trained(*SITES), *events])
     assert state.round == 2
     start = state.start_of("a")
