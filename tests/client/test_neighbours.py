@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from samples.loopback import Clock, Federation, certified
-from samples.trial_site import make_offer
 from samples.whole_server import free_ports
 
 from atoll.client.attachment import Mailbox
@@ -35,6 +34,7 @@ from atoll.wire.errors import BadFrame, NotAllowed, RemoteError, Stranger, TooLa
 from atoll.wire.gossip_pb2 import Introduction, MetPeer, PeerCard
 from atoll.wire.job import parse_job
 from atoll.wire.members_pb2 import ACTIVE, Member, MemberList, SignedMemberList
+from atoll.wire.names import new_run_id
 
 ZONE = "reef"
 TOKEN = "m" * 24
@@ -110,10 +110,9 @@ class Reef:
     def __init__(self, federation: Federation, north: Identity, south: Identity, root: Path) -> None:
         self.federation, self.root = federation, root
         self.identities = {"north": north, "south": south}
-        self.offer = make_offer()
-        job = {"job": {"name": "x", "app": "trial", "rounds": 3}, "strategy": {"schedule": {"kind": "gossip"}}}
-        job["strategy"]["schedule"] |= {"zone": ZONE}  # type: ignore[index]
-        self.offer.job = parse_job(job).canonical()
+        table = {"kind": "gossip", "zone": ZONE}
+        job = parse_job({"job": {"name": "x", "app": "x", "rounds": 3}, "strategy": {"schedule": table}})
+        self.offer = pb.RunOffer(run=new_run_id(), job=job.canonical())
         self.sites: list[Site] = []
 
     @property
@@ -157,11 +156,14 @@ class Reef:
 async def reef(tmp_path: Path) -> AsyncIterator[Reef]:
     federation = Federation(tmp_path / "isles", Clock(), Clock())
     await federation.start()
-    made = Reef(federation, await federation.join("north"), await federation.join("south"), tmp_path)
-    yield made
-    for site in made.sites:
-        await site.close()
-    await federation.stop()
+    made: Reef | None = None
+    try:
+        made = Reef(federation, await federation.join("north"), await federation.join("south"), tmp_path)
+        yield made
+    finally:
+        for site in made.sites if made is not None else ():
+            await site.close()
+        await federation.stop()
 
 
 @asynccontextmanager
