@@ -168,7 +168,7 @@ name = "{name}"
 [capacity]
 # Runs that this site works on side by side. Each keeps one worker process, with model and data in memory.
 runs_at_once = 1
-# labels = {{ region = "north", zone = "cluster-a" }}
+# labels = {{ region = "north" }}
 
 # Where neighbours of the same zone (labels.zone, and zones in policy.toml) call this site, in runs of gossip. Without it
 # the site opens no port; it calls them, and where neither can reach the other the server passes models on.

@@ -84,7 +84,7 @@ def step(model: Model, x: NDArray[Any], y: NDArray[Any]) -> Model:
     with torch.no_grad():
         for value in net.parameters():
             assert value.grad is not None
-            value -= LR * value.grad
+            value.sub_(LR * value.grad)
         return {name: value.numpy() for name, value in net.state_dict().items()}
 
 
