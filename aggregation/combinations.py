@@ -21,6 +21,7 @@ from atoll.aggregation.reducers.reduction import Reducer
 from atoll.aggregation.rules import LocalRule, Paired
 from atoll.aggregation.schedule import Asynchronous, Branching, Schedule, Stepped
 from atoll.aggregation.schedules.cyclic import Cyclic
+from atoll.aggregation.schedules.gossip import Gossip
 from atoll.aggregation.server_optimizers import ServerOptimizer, Sgd
 from atoll.wire.errors import ConfigError
 
@@ -38,7 +39,7 @@ class Combined:
     download: Codec | None = None
     local: tuple[str, ...] = ()
     rule: LocalRule | None = None
-    optimizer: ServerOptimizer | None = None
+    optimizer: ServerOptimizer | None = None  # None: not looked at
     personal: Personal | None = None
     site_evaluation: bool = True
     num_named: int = 0  # sites that the job names; 0: whoever joins
@@ -222,11 +223,65 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
         reason="this personal model is made when a site judges a version, and no site does; set evaluation.sites = "
         "true, or personal to none or ditto",
     ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.reducer"),
+        applies=lambda combined: isinstance(combined.schedule, Gossip) and combined.reducer.name != "mean",
+        reason="a version of gossip is the mean of the sites' models, which have mixed without a reducer; take the "
+        "reducer mean",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.optimizer"),
+        applies=lambda combined: isinstance(combined.schedule, Gossip) and not _adds(combined.optimizer),
+        reason="versions of gossip are not sent back to the sites, so an optimizer on the server would move a model "
+        "that no site has; take sgd with lr = 1 and no momentum",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.buffers"),
+        applies=lambda combined: isinstance(combined.schedule, Gossip) and combined.buffers == "local",
+        reason="sites give their neighbours whole models, and local buffers would leave with them; take mean or first",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.local"),
+        applies=lambda combined: isinstance(combined.schedule, Gossip) and bool(combined.local),
+        reason="sites give their neighbours whole models, and what is to stay would leave with them; remove local",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.download"),
+        applies=lambda combined: isinstance(combined.schedule, Gossip) and combined.download is not None,
+        reason="a version would be the mean of models less what the codec left out of the version before; remove download",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "regions"),
+        applies=lambda combined: isinstance(combined.schedule, Gossip) and combined.regions,
+        reason="a region has no model of its own that it could mix; name sites of this federation alone in job.sites",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.rule"),
+        applies=lambda combined: isinstance(combined.schedule, Gossip) and isinstance(combined.rule, Paired),
+        reason="this rule has a part at the server, which versions carry to the sites, and sites of gossip begin with what "
+        "they have mixed; take the rule none or fedprox",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.codec"),
+        applies=lambda combined: isinstance(combined.schedule, Gossip) and feedback_of(combined.codec) != "none",
+        reason="a site sends all of its model's difference to the version each time, so that nothing is left to carry "
+        "over; set error_feedback = false, and difference too",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.personal"),
+        applies=lambda combined: isinstance(combined.schedule, Gossip) and _is_personal(combined.personal),
+        reason="each site of gossip has a model of its own already, and a personal one is made from versions that no site "
+        "begins with; remove personal",
+    ),
 )
 
 
+def _is_personal(personal: Personal | None) -> bool:
+    return personal is not None and personal.name != "none"
+
+
 def _is_made_to_be_judged(personal: Personal | None) -> bool:
-    return personal is not None and not personal.keeps and personal.name != "none"
+    return personal is not None and _is_personal(personal) and not personal.keeps
 
 
 def _is_difference(combined: Combined) -> bool:
@@ -259,6 +314,11 @@ def _counts_steps(schedule: Schedule[Any]) -> bool:
 
 def _num_fragments(schedule: Schedule[Any]) -> int:
     return schedule.exchange.num_fragments if isinstance(schedule, Stepped) else 1
+
+
+def _adds(optimizer: ServerOptimizer | None) -> bool:
+    """Whether a version is the one before and the mean difference."""
+    return optimizer is None or (isinstance(optimizer, Sgd) and optimizer.adds)
 
 
 def refusal(combined: Combined) -> Refusal | None:

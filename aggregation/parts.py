@@ -29,6 +29,7 @@ from atoll.aggregation.scaffold import Scaffold
 from atoll.aggregation.schedules.buffered import Buffered
 from atoll.aggregation.schedules.cyclic import Cyclic
 from atoll.aggregation.schedules.every_steps import EverySteps
+from atoll.aggregation.schedules.gossip import Gossip
 from atoll.aggregation.schedules.hierarchical import Hierarchical
 from atoll.aggregation.schedules.rounds import Rounds
 from atoll.aggregation.server_optimizers import Adagrad, Adam, AdamW, Sgd, Yogi
@@ -41,6 +42,7 @@ BUILT_IN: Final[Mapping[str, Mapping[str, type]]] = {
         "buffered": Buffered,
         "cyclic": Cyclic,
         "every_steps": EverySteps,
+        "gossip": Gossip,
         "hierarchical": Hierarchical,
     },
     "rule": {"none": NoRule, "fedprox": FedProx, "scaffold": Scaffold, "feddyn": FedDyn, "fednova": FedNova},

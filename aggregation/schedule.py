@@ -93,6 +93,38 @@ class Withdrawn:
 Event = Joined | Left | Ready | Accepted | Failed | TimerFired | Committed | Asked | Withdrawn
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """Of gossip: a site holds the model that it has trained in `round`, durably."""
+
+    site: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Met:
+    """Of gossip: `site` holds the model of its neighbour `peer`, durably; or cannot come by it, and why."""
+
+    site: str
+    peer: str
+    round: int
+    received: bool
+    reason: str = ""
+    tried: int = 0  # ways that had failed when it was told this one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLost:
+    """Of gossip: a site has lost the model that it trained in `round`."""
+
+    site: str
+    round: int
+    reason: str
+
+
+GossipEvent = Trained | Met | ModelLost  # told to schedules that meet (`gossip`) and to no other
+
+
 # --- actions: what the schedule wants --------------------------------------------------------------------------------
 
 
@@ -159,7 +191,23 @@ class GiveUp:
     reason: str
 
 
-Action = Dispatch | Close | Cancel | SetTimer | Stop | GiveUp | Abandon
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOwn:
+    """Of gossip: each of `sites` (sorted) mixes what it has, or begins with `base_version`, trains, and keeps the model."""
+
+    round: int
+    base_version: int
+    sites: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Introduce:
+    """Of gossip: tell the pairs of the round that are not settled yet, as they stand in the state, of each other."""
+
+    round: int
+
+
+Action = Dispatch | Close | Cancel | SetTimer | Stop | GiveUp | Abandon | TrainOwn | Introduce
 
 S = TypeVar("S")
 

@@ -50,7 +50,17 @@ def round_record(record: runs_pb2.RoundRecord) -> dict[str, Any]:
         "missing": {site: record.reasons.get(site, "") for site in record.missing},
         "bytes_up": record.bytes_up,
         "bytes_down": record.bytes_down,
+        **_exchange(record),
     }
+
+
+def _exchange(of: runs_pb2.RoundRecord | runs_pb2.RunSnapshot) -> dict[str, Any]:
+    """Of gossip: how neighbours exchanged their models; nothing of other runs."""
+    if not of.HasField("exchange"):
+        return {}
+    found = of.exchange
+    counts = {"round": found.round, "pairs": found.num_pairs, "direct": found.num_direct}
+    return {"exchange": {**counts, "relayed": list(found.relayed)}}
 
 
 def run_record(snapshot: runs_pb2.RunSnapshot, *, rounds: bool = True) -> dict[str, Any]:
@@ -74,6 +84,7 @@ def run_record(snapshot: runs_pb2.RunSnapshot, *, rounds: bool = True) -> dict[s
             for site in snapshot.sites
         ]
         record["rounds"] = [round_record(entry) for entry in snapshot.rounds]
+        record.update(_exchange(snapshot))
     return record
 
 

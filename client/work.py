@@ -26,8 +26,11 @@ from atoll.client.board import Board
 from atoll.client.deliveries import Deliveries
 from atoll.client.home import SiteHome
 from atoll.client.left_state import set_aside
+from atoll.client.meeting import MODEL
+from atoll.client.neighbours import Neighbours
 from atoll.client.offers import Admission, admit, admit_region, preparation
-from atoll.client.refusal import as_refusal
+from atoll.client.own_models import GIVES, metrics_of, parts_of
+from atoll.client.refusal import as_refusal, require_agreed
 from atoll.client.settings import SiteSettings
 from atoll.client.steps import Observer, Step
 from atoll.client.version_parts import part_of_version
@@ -45,7 +48,6 @@ from atoll.wire.errors import (
     Incompatible,
     Malformed,
     NotAllowed,
-    PolicyRefused,
     RemoteError,
     to_detail,
 )
@@ -73,6 +75,7 @@ class Workplace:
     outbox: Outbox
     base_models: BaseModels
     deliveries: Deliveries
+    neighbours: Neighbours
     board: Board
     spawn: Spawn
     leave_run: Callable[[str, RemoteError], None]
@@ -258,17 +261,7 @@ class RunWork:
         place = self._place
         bench = await self._ready()
         config = _config(task)
-        num_rounds = bench.admission.job.job.rounds
-        if task.round > num_rounds:
-            raise PolicyRefused(
-                f"task of round {task.round}, the run that site {self._site} agreed to has {num_rounds}",
-                site=self._site,
-                run=self.run,
-                round=task.round,
-                field="round",
-                value=task.round,
-                bound=num_rounds,
-            )
+        require_agreed(task, bench.admission.job.job.rounds, site=self._site)
         prepared, manifest = bench.prepared, bench.admission.manifest
         part = part_of_version(prepared.fragments, task.base_version)
         base = await place.base_models.get(
@@ -283,9 +276,10 @@ class RunWork:
             "base_version": task.base_version,
             "base_path": str(base),
             "config": config,
+            "mix": parts_of(task, place),
         }
-        if task.kind == pb.TRAIN:
-            terms = {"num_sites": task.sum.num_sites, "max_weight": task.sum.max_weight}
+        if task.kind in GIVES:
+            terms = {"num_sites": task.sum.num_sites, "max_weight": task.sum.max_weight, "gives": GIVES[task.kind]}
             return await self._train(key, task, bench, common | terms | {"counted_round": task.counted_round})
         if task.kind == pb.EVALUATE:
             return await self._evaluate(key, task, bench, common)
@@ -299,7 +293,7 @@ class RunWork:
 
     async def _train(self, key: Key, task: pb.Task, bench: _Bench, common: dict[str, Any]) -> pb.Result:
         place, max_weight = self._place, bench.prepared.sum_weights or bench.prepared.max_weight
-        name = SUM if place.is_region else UPDATE
+        name = SUM if place.is_region else MODEL if task.kind == pb.EXCHANGE else UPDATE
         out_path = await asyncio.to_thread(place.outbox.draft, key, name)
         place.board.working(self.run, "training", task.round)
 
@@ -321,9 +315,8 @@ class RunWork:
                 bound=max_weight,
             )
         payload = pb.Payload(name=name, num_bytes=trained.num_bytes, crc32=trained.crc32)
-        return pb.Result(
-            key=task.key, round=task.round, weight=trained.weight, metrics=_sums(trained.metrics), payloads=[payload]
-        )
+        metrics = _sums(trained.metrics) or metrics_of(task, place)
+        return pb.Result(key=task.key, round=task.round, weight=trained.weight, metrics=metrics, payloads=[payload])
 
     async def _evaluate(self, key: Key, task: pb.Task, bench: _Bench, common: dict[str, Any]) -> pb.Result:
         self._place.board.working(self.run, "evaluating", task.round)
@@ -358,6 +351,7 @@ class RunWork:
         await self.close()
         place = self._place
         await place.deliveries.drop_run(self.run)
+        await place.neighbours.drop_run(self.run)
         await self._with_room("leaving", lambda: asyncio.to_thread(place.task_log.leave, self.run))
         await asyncio.to_thread(place.base_models.drop_run, self.run)
         await asyncio.to_thread(set_aside, place.home, self.run)

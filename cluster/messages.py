@@ -51,6 +51,16 @@ class Prepare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One model of those that a site mixes into its own (gossip), as the run's manifest lays it out."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    site: str
+    weight: Annotated[float, Field(gt=0, le=1)]
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
     """Train from a base model and write the update. Answered by `Trained`, with `Progress` before."""
 
@@ -65,6 +75,10 @@ class Train:
     num_sites: _Count = 0  # terms of the round's exact sum, which a region folds with; 0 where not told
     max_weight: _Count = 0
     counted_round: _Count = 0  # last round whose version holds this site's update; 0: none
+    mix: list[Part] = field(
+        default_factory=list
+    )  # training begins with their mixture; with the base version where empty
+    gives: Literal["update", "model", "mixed"] = "update"  # "model": whole; "mixed": nothing is trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +92,7 @@ class Evaluate:
     base_version: _Count
     base_path: str
     config: dict[str, Any] = field(default_factory=dict)
+    mix: list[Part] = field(default_factory=list)  # the site's own model, whose distance to the version is told too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

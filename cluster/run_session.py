@@ -7,14 +7,13 @@ is on the disk (`SiteState`) and nowhere else, so a worker that was killed and s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -24,17 +23,19 @@ from atoll.aggregation.encode import encode_update
 from atoll.aggregation.fragments import Fragments
 from atoll.aggregation.lanes import run_manifest
 from atoll.aggregation.layout import UpdateLayout
+from atoll.aggregation.mixing import distance
 from atoll.aggregation.rounding import Rounding, rounding_key
 from atoll.aggregation.rules import LocalRule, Watching
 from atoll.aggregation.strategy import Strategy, resolve
 from atoll.cluster import personal
 from atoll.cluster.app import App, build_app, build_model
-from atoll.cluster.batches import Work, plan_work
+from atoll.cluster.batches import plan_work
 from atoll.cluster.carried_over import CarriedOver, RoundCarried
 from atoll.cluster.device import choose_device, set_up_torch
 from atoll.cluster.evaluate import evaluate
 from atoll.cluster.local_loop import train_locally
-from atoll.cluster.messages import Evaluate, Evaluated, Prepare, Prepared, Train, Trained
+from atoll.cluster.messages import Evaluate, Evaluated, Part, Prepare, Prepared, Train, Trained
+from atoll.cluster.mixed_model import CONSENSUS, mixed_model, write_model
 from atoll.cluster.own_model import OwnModel
 from atoll.cluster.pairing import Pairing
 from atoll.cluster.personal import PersonalWork
@@ -44,10 +45,9 @@ from atoll.cluster.site_state import Kept, SiteState, joined
 from atoll.cluster.training import Training, open_training
 from atoll.cluster.update_file import create_update
 from atoll.wire.checksum import crc32_of
-from atoll.wire.errors import Malformed, NotAllowed
-from atoll.wire.explain import explain
+from atoll.wire.errors import NotAllowed
 from atoll.wire.frozen import require_same_frozen
-from atoll.wire.job import Job, WorkSection, decode_job
+from atoll.wire.job import Job, decode_job
 from atoll.wire.manifest import Manifest
 from atoll.wire.model_file import ModelFile, map_file, open_model
 from atoll.wire.tensors import frozen_of, load_state, manifest_of, state_of, views
@@ -122,14 +122,18 @@ class RunSession:
             AppFailed, DiskFull, LocalError, Malformed: as they say.
         """
         training = self._require_training()
-        work = self._work_of(request, training)
+        if request.gives == "mixed":
+            return self._collected(request, training)
+        work = training.work_of(request, self.app, self.strategy)
+        whole = request.gives == "model"
         # The room is taken before the work is done: a full disk costs no training.
         layout = self.fragments.of_round(request.round).layout
-        room = create_update(Path(request.out_path), layout.num_bytes)
+        num_bytes = self.manifest.num_bytes if whole else layout.num_bytes
+        room = create_update(Path(request.out_path), num_bytes)
         carried_over = (
             self.carried_over.begin(request.round, request.counted_round) if self.carried_over else nullcontext()
         )
-        with self._open_base(Path(request.base_path)) as base, room as out, carried_over as carried:
+        with self._open_base(Path(request.base_path), request.mix) as base, room as out, carried_over as carried:
             kept = self.state.load(request.round)
             self._load(base, kept)
             self.pairing.resume(request.counted_round, views(self.manifest, base.map, writable=False))
@@ -148,7 +152,7 @@ class RunSession:
             )
             if carried is not None:
                 carried.weigh(outcome.weight)
-            crc32 = self._write_update(request.round, base, training, out, carried)
+            crc32 = self._write_model(out) if whole else self._write_update(request.round, base, training, out, carried)
             self.pairing.settle(request.round, request.counted_round, self.layout, out)
             leaves = self._leaves(request.round, training)
             metrics, own = self._train_personal(request.round, base, kept, training, on_step)
@@ -158,9 +162,20 @@ class RunSession:
             key=request.key,
             weight=outcome.weight,
             metrics={**outcome.metrics, **metrics},
-            num_bytes=layout.num_bytes,
+            num_bytes=num_bytes,
             crc32=crc32,
         )
+
+    def _collected(self, request: Train, training: Training) -> Trained:
+        """The difference of the site's own model to the base version; each site's counts the same."""
+        with (
+            self._open_base(Path(request.base_path)) as base,
+            create_update(Path(request.out_path), self.layout.num_bytes) as out,
+        ):
+            own = mixed_model(self.layout, request.mix)
+            tensors = views(self.manifest, own.map, writable=False)
+            crc32 = self._write_update(request.round, base, training, out, trained=tensors)
+        return Trained(key=request.key, weight=1, metrics={}, num_bytes=self.layout.num_bytes, crc32=crc32)
 
     def evaluate(self, request: Evaluate, on_step: OnStep) -> Evaluated:
         """Metric sums of a version on this machine's test data.
@@ -168,12 +183,17 @@ class RunSession:
         Raises:
             BadUpdate: a metric is not finite.
         """
-        if self.test_data is None:
-            return Evaluated(key=request.key, metrics={})
-        kept = self.state.load(request.round + 1)
+        metrics: dict[str, tuple[float, float]] = {}
         with self._open_base(Path(request.base_path)) as base:
+            if request.mix:
+                mixed = mixed_model(self.layout, request.mix)
+                metrics[CONSENSUS] = distance(self.layout, mixed.map, base.map), 1.0
+            if self.test_data is None:
+                return Evaluated(key=request.key, metrics=metrics)
+            kept = self.state.load(request.round + 1)
             self._load(base, kept)
-        metrics = evaluate(self.app, self.model, self.test_data, device=self.device, on_batch=lambda: on_step(0, 0))
+        found = evaluate(self.app, self.model, self.test_data, device=self.device, on_batch=lambda: on_step(0, 0))
+        metrics = {**found, **metrics}
         if self._make_personal(request.round, kept, on_step):
             own = evaluate(self.app, self.model, self.test_data, device=self.device, on_batch=lambda: on_step(0, 0))
             metrics |= personal.named(own)
@@ -184,30 +204,12 @@ class RunSession:
             raise NotAllowed("this worker was prepared for evaluation only", site=self.site, run=self.run)
         return self.training
 
-    def _work_of(self, request: Train, training: Training) -> Work:
-        """The round's work: the job's, but for what the task itself says otherwise."""
-        if not request.config:
-            return training.work
-        unit = {"epochs", "steps"} & request.config.keys()
-        table = self.strategy.work.model_dump(exclude_none=True, exclude={"epochs", "steps"} if unit else set())
-        try:
-            section = WorkSection.model_validate({**table, **request.config})
-        except ValidationError as error:
-            raise Malformed(str(explain(error, WorkSection, "task")), field="config") from None
-        work = plan_work(self.app, training.dataset, section)
-        if work.max_weight > training.max_weight:
-            raise Malformed(
-                f"the task asks for work that weighs up to {work.max_weight}; this site promised at most "
-                f"{training.max_weight} in this run",
-                field="config",
-                value=work.max_weight,
-                bound=training.max_weight,
-            )
-        return work
-
     @contextmanager
-    def _open_base(self, path: Path) -> Iterator[ModelFile]:
-        """The base version, mapped, or decoded into memory where it came by a codec."""
+    def _open_base(self, path: Path, mix: Sequence[Part] = ()) -> Iterator[ModelFile]:
+        """The base version, mapped, or decoded into memory where it came by a codec; what is mixed, where `mix` says."""
+        if mix:
+            yield mixed_model(self.layout, mix)
+            return
         if self.download is None:
             with open_model(path) as base:
                 yield base
@@ -234,15 +236,26 @@ class RunSession:
                 if (own := kept.tensors.get(_LOCAL + spec.name)) is not None:
                     tensors[spec.name][0].copy_(own)
 
+    def _write_model(self, out: memoryview) -> int:
+        """Write the model itself into `out`; its crc32."""
+        write_model(self.layout, self._tensors(), out)
+        return crc32_of(out)
+
     def _write_update(
-        self, round: int, base: ModelFile, training: Training, out: memoryview, carried: RoundCarried | None
+        self,
+        round: int,
+        base: ModelFile,
+        training: Training,
+        out: memoryview,
+        carried: RoundCarried | None = None,
+        trained: Mapping[str, Tensor] | None = None,
     ) -> int:
-        """Encode the difference to the base into `out`; its crc32."""
+        """Encode the difference to the base into `out`, of the model or of `trained`; its crc32."""
         rounding = Rounding(rounding_key(training.secret, round))
         encode_update(
             self.fragments.of_round(round).layout,
             views(self.manifest, base.map, writable=False),
-            self._tensors(),
+            self._tensors() if trained is None else trained,
             out,
             rounding=rounding,
             bound=self.strategy.bound,

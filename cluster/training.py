@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
@@ -14,11 +15,12 @@ from atoll.aggregation.rules import Watching
 from atoll.aggregation.strategy import Strategy, resolve
 from atoll.cluster.app import App
 from atoll.cluster.batches import Work, plan_work
-from atoll.cluster.messages import Prepare
+from atoll.cluster.messages import Prepare, Train
 from atoll.cluster.optimizer_state import LocalOptimizer
 from atoll.cluster.personal import PersonalWork
 from atoll.wire.errors import AppFailed, Malformed
-from atoll.wire.job import Job
+from atoll.wire.explain import explain
+from atoll.wire.job import Job, WorkSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,27 @@ class Training:
     max_weight: int  # of an update in any round of the run, as promised
     secret: bytes  # of the randomness of rounding
     personal: PersonalWork | None  # where the site has a model for itself
+
+    def work_of(self, request: Train, app: App, strategy: Strategy) -> Work:
+        """The round's work: the job's, but for what the task itself says otherwise."""
+        if not request.config:
+            return self.work
+        unit = {"epochs", "steps"} & request.config.keys()
+        table = strategy.work.model_dump(exclude_none=True, exclude={"epochs", "steps"} if unit else set())
+        try:
+            section = WorkSection.model_validate({**table, **request.config})
+        except ValidationError as error:
+            raise Malformed(str(explain(error, WorkSection, "task")), field="config") from None
+        work = plan_work(app, self.dataset, section)
+        if work.max_weight > self.max_weight:
+            raise Malformed(
+                f"the task asks for work that weighs up to {work.max_weight}; this site promised at most "
+                f"{self.max_weight} in this run",
+                field="config",
+                value=work.max_weight,
+                bound=self.max_weight,
+            )
+        return work
 
 
 def open_training(request: Prepare, whole: Job, strategy: Strategy, app: App, model: nn.Module) -> Training:

@@ -7,6 +7,7 @@ import logging
 
 from atoll.server.driver import RunDriver
 from atoll.server.events import SiteEvaluated, TaskLost, UpdateAccepted
+from atoll.server.meetings import Meetings, is_model
 from atoll.server.models import Wanted
 from atoll.server.open_runs import OpenRuns
 from atoll.server.round import Metrics
@@ -24,8 +25,11 @@ log = logging.getLogger(__name__)
 class Results:
     """Turns what sites say of their tasks into events of the runs."""
 
-    def __init__(self, *, runs: OpenRuns, sessions: Sessions, transfers: Transfers, on_step: Observer) -> None:
+    def __init__(
+        self, *, runs: OpenRuns, sessions: Sessions, transfers: Transfers, meetings: Meetings, on_step: Observer
+    ) -> None:
         self._runs = runs
+        self._meetings = meetings
         self._sessions = sessions
         self._transfers = transfers
         self._on_step = on_step
@@ -35,7 +39,7 @@ class Results:
         found = self._find(site, progress.key)
         if found is not None:
             driver, task = found
-            doing = "training" if task.kind == "train" else "evaluating"
+            doing = "evaluating" if task.kind == "evaluate" else "training"
             driver.summary.site_is(site, doing, done=progress.done, total=progress.total)
 
     def failed(self, site: str, failed: pb.TaskFailed) -> None:
@@ -57,6 +61,8 @@ class Results:
                 raise Unknown(f"run {fetch.run[:26]} is not open here", site=site, run=fetch.run[:26])
             if site not in driver.state.members and site not in driver.state.former:
                 raise NotAllowed(f"{site} has not joined run {fetch.run}", site=site, run=fetch.run)
+            if fetch.key.task:
+                return await self._meetings.fetch(site, driver, fetch)
             wanted = Wanted(version=fetch.version, first_byte=fetch.first_byte, part_bytes=fetch.part_bytes)
             branch = driver.state.branch_of(driver.plan, site, fetch.version)
             await self._transfers.ask_down(site, driver.run, driver.models, wanted, fetch.offset, branch)
@@ -69,6 +75,9 @@ class Results:
         driver = self._runs.get(result.key.run)
         if driver is None:
             self._release(site, result.key)
+            return
+        if is_model(result):
+            self._meetings.model(driver, site, result)
             return
         pipeline = driver.pipeline
         round_ = driver.state.round_of(result.key.task, result.key.attempt)

@@ -55,7 +55,7 @@ class Task:
     task: str
     attempt: int
     site: str
-    kind: Literal["train", "evaluate"]
+    kind: Literal["train", "evaluate", "exchange"]
     round: int  # that its update counts in
     base_version: int
     dispatched: int = 0  # round in which it was given, where it was carried over from there
@@ -89,6 +89,16 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptModel:
+    """Of gossip: the newest model that a site has trained and holds for its neighbours."""
+
+    task: str
+    attempt: int
+    round: int
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
     phase: Phase
     outcome: Outcome = Outcome.NONE
@@ -101,6 +111,7 @@ class RunState:
     tasks: Mapping[str, Task] = field(default_factory=dict)  # open ones, by task id
     rounds: Mapping[int, Round] = field(default_factory=dict)  # open and closing ones
     committed: Round | None = None  # the last one
+    kept: Mapping[str, KeptModel] = field(default_factory=dict)  # of gossip, by site
     abandoned: Round | None = None  # the last one that this region has no part in, with `abandoned_reason`
     abandoned_reason: str = ""
     version: int = 0
@@ -143,6 +154,8 @@ class RunState:
     def settled_upto(self, site: str) -> int:
         """The last round of which this site's results, and those before it, are not needed any more."""
         done = self.committed.number if self.committed is not None else 0
+        if (model := self.kept.get(site)) is not None:  # of gossip: what the site's next task begins with stays
+            return model.round - 1
         tasks = [task.given_in for task in self.tasks.values() if task.site == site and task.kind == "train"]
         updates = [
             update.dispatched or round_.number
@@ -200,6 +213,13 @@ class AnnounceCommit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanging:
+    """Of gossip: the round is under way; introduce the pairs that are not settled."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndRun:
     outcome: Outcome
     reason: str
@@ -224,4 +244,6 @@ class EndRun:
         return to_detail(self.error(run))
 
 
-RunAction = SendTask | WithdrawTask | OpenRound | CommitRound | ArmTimer | EvaluateHere | AnnounceCommit | EndRun
+RunAction = (
+    SendTask | WithdrawTask | OpenRound | CommitRound | ArmTimer | EvaluateHere | AnnounceCommit | Exchanging | EndRun
+)

@@ -147,6 +147,10 @@ class Transfers:
             first_byte=wanted.first_byte,
             part_bytes=wanted.part_bytes,
         )
+        await self.ask_down_of(site, subject, source, offset)
+
+    async def ask_down_of(self, site: str, subject: Subject, source: Outgoing, offset: int) -> None:
+        """Queue the download of a part of a file, from byte `offset` on. Raises LocalError where it cannot be read."""
         self._table.ask(await self._download_ask(site, subject, source, offset))
         self._pump()
 

@@ -7,9 +7,19 @@ from collections.abc import Iterable, Iterator
 from atoll.aggregation.schedule import Selective
 from atoll.aggregation.strategy import require_regions_allowed
 from atoll.server.driver import RunDriver
+from atoll.server.offers import Offers
 from atoll.server.regions import is_region
 from atoll.server.sessions import Session
 from atoll.wire.errors import ConfigError
+
+
+def refuse_unfit(drivers: Iterable[RunDriver], sessions: Iterable[Session], offers: Offers) -> None:
+    """Sites that a run has no use for are not asked to join it, and people see why."""
+    for driver in drivers:
+        for site, reason in unfit(driver, sessions):
+            if not offers.is_declined(driver.run, site):
+                offers.declined(driver.run, site, reason)
+                driver.summary.site_is(site, "declined", detail=reason)
 
 
 def unfit(driver: RunDriver, sessions: Iterable[Session]) -> Iterator[tuple[str, str]]:

@@ -24,9 +24,10 @@ _sym_db = _symbol_database.Default()
 
 from atoll.wire import control_pb2 as atoll_dot_wire_dot_control__pb2
 from atoll.wire import errors_pb2 as atoll_dot_wire_dot_errors__pb2
+from atoll.wire import gossip_pb2 as atoll_dot_wire_dot_gossip__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x61toll/wire/runs.proto\x12\natoll.wire\x1a\x18\x61toll/wire/control.proto\x1a\x17\x61toll/wire/errors.proto\"`\n\rSubmitRequest\x12\x0b\n\x03job\x18\x01 \x01(\x0c\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\x12\x10\n\x08\x61pp_hash\x18\x03 \x01(\t\x12\r\n\x05\x63rc32\x18\x04 \x01(\r\x12\x0f\n\x07request\x18\x05 \x01(\t\"=\n\x0bSubmitReply\x12\x0b\n\x03run\x18\x01 \x01(\t\x12!\n\x06upload\x18\x02 \x01(\x0b\x32\x11.atoll.wire.Grant\"\r\n\x0bListRequest\"2\n\tListReply\x12%\n\x04runs\x18\x01 \x03(\x0b\x32\x17.atoll.wire.RunSnapshot\"\x1b\n\x0cWatchRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"\xc3\x02\n\x0bRunSnapshot\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06status\x18\x03 \x01(\t\x12\'\n\x06reason\x18\x04 \x01(\x0b\x32\x17.atoll.wire.ErrorDetail\x12\r\n\x05round\x18\x05 \x01(\r\x12\x12\n\nnum_rounds\x18\x06 \x01(\r\x12\x0f\n\x07version\x18\x07 \x01(\x04\x12\'\n\x05sites\x18\x08 \x03(\x0b\x32\x18.atoll.wire.SiteProgress\x12\'\n\x06rounds\x18\t \x03(\x0b\x32\x17.atoll.wire.RoundRecord\x12\x14\n\x0csubmitted_by\x18\n \x01(\t\x12\x1b\n\x13submitted_at_unix_s\x18\x0b \x01(\x01\x12\x14\n\x0c\x62\x65st_version\x18\x0c \x01(\x04\x12\x11\n\tcontinues\x18\r \x01(\t\"X\n\x0cSiteProgress\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0c\n\x04\x64one\x18\x03 \x01(\x04\x12\r\n\x05total\x18\x04 \x01(\x04\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\"\xc3\x05\n\x0bRoundRecord\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x11\n\tnum_sites\x18\x03 \x01(\r\x12\x0e\n\x06weight\x18\x04 \x01(\x04\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12@\n\rtrain_metrics\x18\x06 \x03(\x0b\x32).atoll.wire.RoundRecord.TrainMetricsEntry\x12\x46\n\x10\x65valuate_metrics\x18\x07 \x03(\x0b\x32,.atoll.wire.RoundRecord.EvaluateMetricsEntry\x12\x42\n\x0eserver_metrics\x18\x08 \x03(\x0b\x32*.atoll.wire.RoundRecord.ServerMetricsEntry\x12\x0f\n\x07missing\x18\t \x03(\t\x12\x10\n\x08\x62ytes_up\x18\n \x01(\x04\x12\x12\n\nbytes_down\x18\x0b \x01(\x04\x12\x0c\n\x04\x62\x65st\x18\r \x01(\x08\x12\x35\n\x07reasons\x18\x0c \x03(\x0b\x32$.atoll.wire.RoundRecord.ReasonsEntry\x1aJ\n\x11TrainMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.atoll.wire.MetricSum:\x02\x38\x01\x1aM\n\x14\x45valuateMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.atoll.wire.MetricSum:\x02\x38\x01\x1aK\n\x12ServerMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.atoll.wire.MetricSum:\x02\x38\x01\x1a.\n\x0cReasonsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1a\n\x0bStopRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"\x0b\n\tStopReply\"J\n\x0cModelRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06newest\x18\x03 \x01(\x08\x12\x0c\n\x04\x62\x65st\x18\x04 \x01(\x08\"b\n\nModelReply\x12#\n\x08\x64ownload\x18\x01 \x01(\x0b\x32\x11.atoll.wire.Grant\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0c\n\x04\x62\x65st\x18\x04 \x01(\x08\x32\xad\x02\n\x04Runs\x12<\n\x06Submit\x12\x19.atoll.wire.SubmitRequest\x1a\x17.atoll.wire.SubmitReply\x12\x36\n\x04List\x12\x17.atoll.wire.ListRequest\x1a\x15.atoll.wire.ListReply\x12<\n\x05Watch\x12\x18.atoll.wire.WatchRequest\x1a\x17.atoll.wire.RunSnapshot0\x01\x12\x36\n\x04Stop\x12\x17.atoll.wire.StopRequest\x1a\x15.atoll.wire.StopReply\x12\x39\n\x05Model\x12\x18.atoll.wire.ModelRequest\x1a\x16.atoll.wire.ModelReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x61toll/wire/runs.proto\x12\natoll.wire\x1a\x18\x61toll/wire/control.proto\x1a\x17\x61toll/wire/errors.proto\x1a\x17\x61toll/wire/gossip.proto\"`\n\rSubmitRequest\x12\x0b\n\x03job\x18\x01 \x01(\x0c\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\x12\x10\n\x08\x61pp_hash\x18\x03 \x01(\t\x12\r\n\x05\x63rc32\x18\x04 \x01(\r\x12\x0f\n\x07request\x18\x05 \x01(\t\"=\n\x0bSubmitReply\x12\x0b\n\x03run\x18\x01 \x01(\t\x12!\n\x06upload\x18\x02 \x01(\x0b\x32\x11.atoll.wire.Grant\"\r\n\x0bListRequest\"2\n\tListReply\x12%\n\x04runs\x18\x01 \x03(\x0b\x32\x17.atoll.wire.RunSnapshot\"\x1b\n\x0cWatchRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"\xf1\x02\n\x0bRunSnapshot\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06status\x18\x03 \x01(\t\x12\'\n\x06reason\x18\x04 \x01(\x0b\x32\x17.atoll.wire.ErrorDetail\x12\r\n\x05round\x18\x05 \x01(\r\x12\x12\n\nnum_rounds\x18\x06 \x01(\r\x12\x0f\n\x07version\x18\x07 \x01(\x04\x12\'\n\x05sites\x18\x08 \x03(\x0b\x32\x18.atoll.wire.SiteProgress\x12\'\n\x06rounds\x18\t \x03(\x0b\x32\x17.atoll.wire.RoundRecord\x12\x14\n\x0csubmitted_by\x18\n \x01(\t\x12\x1b\n\x13submitted_at_unix_s\x18\x0b \x01(\x01\x12\x14\n\x0c\x62\x65st_version\x18\x0c \x01(\x04\x12\x11\n\tcontinues\x18\r \x01(\t\x12,\n\x08\x65xchange\x18\x14 \x01(\x0b\x32\x1a.atoll.wire.ExchangeRecord\"X\n\x0cSiteProgress\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0c\n\x04\x64one\x18\x03 \x01(\x04\x12\r\n\x05total\x18\x04 \x01(\x04\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\"\xf1\x05\n\x0bRoundRecord\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x11\n\tnum_sites\x18\x03 \x01(\r\x12\x0e\n\x06weight\x18\x04 \x01(\x04\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12@\n\rtrain_metrics\x18\x06 \x03(\x0b\x32).atoll.wire.RoundRecord.TrainMetricsEntry\x12\x46\n\x10\x65valuate_metrics\x18\x07 \x03(\x0b\x32,.atoll.wire.RoundRecord.EvaluateMetricsEntry\x12\x42\n\x0eserver_metrics\x18\x08 \x03(\x0b\x32*.atoll.wire.RoundRecord.ServerMetricsEntry\x12\x0f\n\x07missing\x18\t \x03(\t\x12\x10\n\x08\x62ytes_up\x18\n \x01(\x04\x12\x12\n\nbytes_down\x18\x0b \x01(\x04\x12\x0c\n\x04\x62\x65st\x18\r \x01(\x08\x12\x35\n\x07reasons\x18\x0c \x03(\x0b\x32$.atoll.wire.RoundRecord.ReasonsEntry\x12,\n\x08\x65xchange\x18\x14 \x01(\x0b\x32\x1a.atoll.wire.ExchangeRecord\x1aJ\n\x11TrainMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.atoll.wire.MetricSum:\x02\x38\x01\x1aM\n\x14\x45valuateMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.atoll.wire.MetricSum:\x02\x38\x01\x1aK\n\x12ServerMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.atoll.wire.MetricSum:\x02\x38\x01\x1a.\n\x0cReasonsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1a\n\x0bStopRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"\x0b\n\tStopReply\"J\n\x0cModelRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06newest\x18\x03 \x01(\x08\x12\x0c\n\x04\x62\x65st\x18\x04 \x01(\x08\"b\n\nModelReply\x12#\n\x08\x64ownload\x18\x01 \x01(\x0b\x32\x11.atoll.wire.Grant\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0c\n\x04\x62\x65st\x18\x04 \x01(\x08\x32\xad\x02\n\x04Runs\x12<\n\x06Submit\x12\x19.atoll.wire.SubmitRequest\x1a\x17.atoll.wire.SubmitReply\x12\x36\n\x04List\x12\x17.atoll.wire.ListRequest\x1a\x15.atoll.wire.ListReply\x12<\n\x05Watch\x12\x18.atoll.wire.WatchRequest\x1a\x17.atoll.wire.RunSnapshot0\x01\x12\x36\n\x04Stop\x12\x17.atoll.wire.StopRequest\x1a\x15.atoll.wire.StopReply\x12\x39\n\x05Model\x12\x18.atoll.wire.ModelRequest\x1a\x16.atoll.wire.ModelReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,38 +42,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUNDRECORD_SERVERMETRICSENTRY']._serialized_options = b'8\001'
   _globals['_ROUNDRECORD_REASONSENTRY']._loaded_options = None
   _globals['_ROUNDRECORD_REASONSENTRY']._serialized_options = b'8\001'
-  _globals['_SUBMITREQUEST']._serialized_start=88
-  _globals['_SUBMITREQUEST']._serialized_end=184
-  _globals['_SUBMITREPLY']._serialized_start=186
-  _globals['_SUBMITREPLY']._serialized_end=247
-  _globals['_LISTREQUEST']._serialized_start=249
-  _globals['_LISTREQUEST']._serialized_end=262
-  _globals['_LISTREPLY']._serialized_start=264
-  _globals['_LISTREPLY']._serialized_end=314
-  _globals['_WATCHREQUEST']._serialized_start=316
-  _globals['_WATCHREQUEST']._serialized_end=343
-  _globals['_RUNSNAPSHOT']._serialized_start=346
-  _globals['_RUNSNAPSHOT']._serialized_end=669
-  _globals['_SITEPROGRESS']._serialized_start=671
-  _globals['_SITEPROGRESS']._serialized_end=759
-  _globals['_ROUNDRECORD']._serialized_start=762
-  _globals['_ROUNDRECORD']._serialized_end=1469
-  _globals['_ROUNDRECORD_TRAINMETRICSENTRY']._serialized_start=1191
-  _globals['_ROUNDRECORD_TRAINMETRICSENTRY']._serialized_end=1265
-  _globals['_ROUNDRECORD_EVALUATEMETRICSENTRY']._serialized_start=1267
-  _globals['_ROUNDRECORD_EVALUATEMETRICSENTRY']._serialized_end=1344
-  _globals['_ROUNDRECORD_SERVERMETRICSENTRY']._serialized_start=1346
-  _globals['_ROUNDRECORD_SERVERMETRICSENTRY']._serialized_end=1421
-  _globals['_ROUNDRECORD_REASONSENTRY']._serialized_start=1423
-  _globals['_ROUNDRECORD_REASONSENTRY']._serialized_end=1469
-  _globals['_STOPREQUEST']._serialized_start=1471
-  _globals['_STOPREQUEST']._serialized_end=1497
-  _globals['_STOPREPLY']._serialized_start=1499
-  _globals['_STOPREPLY']._serialized_end=1510
-  _globals['_MODELREQUEST']._serialized_start=1512
-  _globals['_MODELREQUEST']._serialized_end=1586
-  _globals['_MODELREPLY']._serialized_start=1588
-  _globals['_MODELREPLY']._serialized_end=1686
-  _globals['_RUNS']._serialized_start=1689
-  _globals['_RUNS']._serialized_end=1990
+  _globals['_SUBMITREQUEST']._serialized_start=113
+  _globals['_SUBMITREQUEST']._serialized_end=209
+  _globals['_SUBMITREPLY']._serialized_start=211
+  _globals['_SUBMITREPLY']._serialized_end=272
+  _globals['_LISTREQUEST']._serialized_start=274
+  _globals['_LISTREQUEST']._serialized_end=287
+  _globals['_LISTREPLY']._serialized_start=289
+  _globals['_LISTREPLY']._serialized_end=339
+  _globals['_WATCHREQUEST']._serialized_start=341
+  _globals['_WATCHREQUEST']._serialized_end=368
+  _globals['_RUNSNAPSHOT']._serialized_start=371
+  _globals['_RUNSNAPSHOT']._serialized_end=740
+  _globals['_SITEPROGRESS']._serialized_start=742
+  _globals['_SITEPROGRESS']._serialized_end=830
+  _globals['_ROUNDRECORD']._serialized_start=833
+  _globals['_ROUNDRECORD']._serialized_end=1586
+  _globals['_ROUNDRECORD_TRAINMETRICSENTRY']._serialized_start=1308
+  _globals['_ROUNDRECORD_TRAINMETRICSENTRY']._serialized_end=1382
+  _globals['_ROUNDRECORD_EVALUATEMETRICSENTRY']._serialized_start=1384
+  _globals['_ROUNDRECORD_EVALUATEMETRICSENTRY']._serialized_end=1461
+  _globals['_ROUNDRECORD_SERVERMETRICSENTRY']._serialized_start=1463
+  _globals['_ROUNDRECORD_SERVERMETRICSENTRY']._serialized_end=1538
+  _globals['_ROUNDRECORD_REASONSENTRY']._serialized_start=1540
+  _globals['_ROUNDRECORD_REASONSENTRY']._serialized_end=1586
+  _globals['_STOPREQUEST']._serialized_start=1588
+  _globals['_STOPREQUEST']._serialized_end=1614
+  _globals['_STOPREPLY']._serialized_start=1616
+  _globals['_STOPREPLY']._serialized_end=1627
+  _globals['_MODELREQUEST']._serialized_start=1629
+  _globals['_MODELREQUEST']._serialized_end=1703
+  _globals['_MODELREPLY']._serialized_start=1705
+  _globals['_MODELREPLY']._serialized_end=1803
+  _globals['_RUNS']._serialized_start=1806
+  _globals['_RUNS']._serialized_end=2107
 # @@protoc_insertion_point(module_scope)

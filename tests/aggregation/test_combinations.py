@@ -21,11 +21,13 @@ from atoll.aggregation.parts import build
 from atoll.aggregation.reducers.coordinates import Median
 from atoll.aggregation.reducers.reduction import Reduction, RoundTerms
 from atoll.aggregation.rules import Watching
-from atoll.aggregation.schedule import Branching
+from atoll.aggregation.schedule import Branching, GossipEvent, Met, Trained
+from atoll.aggregation.schedules.gossip import Gossip
 from atoll.aggregation.strategy import (
     Accepted,
     Close,
     Dispatch,
+    Event,
     Joined,
     Ready,
     Strategy,
@@ -48,6 +50,7 @@ REQUIRED: dict[tuple[str, str], dict[str, Any]] = {
         "rounds": 1,
         "inner": {"kind": "rounds", "min": 3},
     },
+    ("schedule", "gossip"): {"min": 3, "zone": "reef"},
     ("reducer", "norm_bound"): {"norm": 5.0},
     ("reducer", "krum"): {"faulty": 0},
     ("reducer", "multi_krum"): {"faulty": 0},
@@ -88,11 +91,14 @@ def cells() -> Iterator[tuple[str, ...]]:
     personal, codecs = itertools.cycle(parts.BUILT_IN["personal"]), itertools.cycle(parts.BUILT_IN["codec"])
     schedules, reducers = parts.BUILT_IN["schedule"], parts.BUILT_IN["reducer"]
     for schedule, reducer, buffers, evaluated in itertools.product(schedules, reducers, BUFFERS, EVALUATED):
-        for codec in parts.BUILT_IN["codec"] if schedule == "rounds" else [next(codecs)]:
+        each = schedule == "rounds" or (schedule, reducer) == ("gossip", "mean")
+        for codec in parts.BUILT_IN["codec"] if each else [next(codecs)]:
             whole = (schedule, reducer) == ("rounds", "mean") and codec not in FED_BACK
             rule, optimizer = next(every if whole else plain)
             named = {"schedule": schedule, "reducer": reducer, "codec": codec, "rule": rule, "optimizer": optimizer}
             named["personal"] = next(personal)
+            if schedule == "gossip":  # whose versions no optimizer moves, and no site begins with: see REASONS
+                named |= {"optimizer": "sgd", "personal": "none"}
             yield (*(named[part] for part in PARTS), buffers, evaluated)
 
 
@@ -100,16 +106,18 @@ CELLS = list(cells())
 
 
 def cell_with(**changes: str) -> tuple[str, ...]:
-    """The first cell of the table, but for these."""
+    """The first cell of the table whose rule has no part at the server, but for these."""
     names = [*parts.BUILT_IN, "buffers", "evaluated"]
     assert changes.keys() <= set(names)
-    return tuple(changes.get(name, kind) for name, kind in zip(names, CELLS[0], strict=True))
+    plain = next(cell for cell in CELLS if cell[PARTS.index("rule")] == "none")
+    return tuple(changes.get(name, kind) for name, kind in zip(names, plain, strict=True))
 
 
 def job(cell: tuple[str, ...]) -> Job:
     names = zip(parts.BUILT_IN, cell, strict=False)
     strategy = {part: {"kind": kind, **REQUIRED.get((part, kind), {})} for part, kind in names}
-    if strategy["schedule"].get("fragments") and strategy["codec"]["kind"] in FED_BACK:
+    schedule = strategy["schedule"]
+    if (schedule.get("fragments") or schedule["kind"] == "gossip") and strategy["codec"]["kind"] in FED_BACK:
         strategy["codec"]["error_feedback"] = False
     return parse_job(
         {
@@ -130,6 +138,10 @@ def expected_refusal(cell: tuple[str, ...]) -> str | None:
         return "the trusted site has to be in every round"
     if (buffers, evaluated) == ("local", "at-server"):
         return "the server would judge a model that no site uses"
+    if schedule == "gossip" and reducer != "mean":
+        return "which have mixed without a reducer"
+    if (schedule, buffers) == ("gossip", "local"):
+        return "local buffers would leave with them"
     return None
 
 
@@ -166,10 +178,9 @@ def one_round(strategy: Strategy) -> bytes:
     grouped = isinstance(strategy.schedule, Branching)
     for site, region in SITES.items():
         if grouped or region == "north":
-            joined = Joined(site=site, max_weight=6, labels={"region": region})
+            joined = Joined(site=site, max_weight=6, labels={"region": region, "zone": "reef"})
             state, _ = strategy.schedule.on(state, joined)
-    state, begun = strategy.schedule.on(state, Ready())
-    dispatches = [action for action in begun if isinstance(action, Dispatch)]
+    state, dispatches = dispatched(strategy, state)
     assert [dispatch.branch for dispatch in dispatches] == ([0, 1] if grouped else [None])
     fragments = strategy.fragments(manifest)
     layout = fragments.of_round(1).layout
@@ -180,9 +191,10 @@ def one_round(strategy: Strategy) -> bytes:
     for seed, (total, site) in enumerate(asked, start=1):
         use(strategy)
         payload = encoded(layout, base, trained(strategy, manifest, base, seed), site=site, bound=BOUND)
-        total.check(payload, seed, metrics={"loss": (1.0 * seed, 1.0)})
-        state, actions = strategy.schedule.on(state, Accepted(site=site, round=1, base_version=0, weight=seed))
-        total.fold(site, payload, seed, {"loss": (1.0 * seed, 1.0)})
+        weight = min(seed, terms.max_weight)
+        total.check(payload, weight, metrics={"loss": (1.0 * seed, 1.0)})
+        state, actions = strategy.schedule.on(state, Accepted(site=site, round=1, base_version=0, weight=weight))
+        total.fold(site, payload, weight, {"loss": (1.0 * seed, 1.0)})
     assert any(isinstance(action, Close) for action in actions)
     return b"".join(version_of(total, strategy, fragments, data) for total in totals)
 
@@ -207,6 +219,18 @@ def trained(strategy: Strategy, manifest: Manifest, base: dict[str, Tensor], see
     """Random tensors, but for factors: those of `seed` steps."""
     factors = [lane.name for lane in strategy.lanes if lane.kind == "factor"]
     return random_state(manifest, seed) | {name: base[name] + seed * FACTOR_UNIT for name in factors}
+
+
+def dispatched(strategy: Strategy, state: Any) -> tuple[Any, list[Dispatch]]:
+    """The state in which updates are awaited; of gossip, when all have trained and met."""
+    state, actions = strategy.schedule.on(state, Ready())
+    if isinstance(strategy.schedule, Gossip):
+        north = [site for site, region in SITES.items() if region == "north"]
+        events: list[Event | GossipEvent] = [Trained(site=site, round=1) for site in north]
+        events += [Met(site=site, peer=peer, round=1, received=True) for site, peer in itertools.permutations(north, 2)]
+        for event in events:
+            state, actions = strategy.schedule.on(state, event)
+    return state, [action for action in actions if isinstance(action, Dispatch)]
 
 
 def use(strategy: Strategy) -> None:
@@ -297,6 +321,7 @@ DIFFERENCE = {
 FRAGMENTED = build("schedule", "every_steps", {"steps": 4, "fragments": 2})
 GROUPED = build("schedule", "hierarchical", {"label": "region", "groups": ["north", "south"], "rounds": 1})
 BUFFERED = build("schedule", "buffered", {"k": 1})
+GOSSIP = build("schedule", "gossip", {"zone": "reef"})
 REASONS = [
     (
         ("strategy.schedule", "strategy.reducer"),
@@ -408,7 +433,7 @@ REASONS = [
     ),
     (
         ("strategy.schedule", "strategy.codec"),
-        combined(**DIFFERENCE | {"schedule": GROUPED, "num_named": 1}),
+        combined(**DIFFERENCE | {"schedule": GROUPED}),
         "each group has one of its own; take error_feedback",
     ),
     (
@@ -435,6 +460,51 @@ REASONS = [
         ("strategy.personal", "evaluation.sites"),
         combined(personal=build("personal", "fine_tune", {"epochs": 1}), site_evaluation=False),
         "is made when a site judges a version, and no site does; set evaluation.sites = true",
+    ),
+    (
+        ("strategy.schedule", "strategy.reducer"),
+        combined(schedule=GOSSIP, reducer=build("reducer", "norm_bound", {"norm": 1.0})),
+        "which have mixed without a reducer; take the reducer mean",
+    ),
+    (
+        ("strategy.schedule", "strategy.optimizer"),
+        combined(schedule=GOSSIP, optimizer=build("optimizer", "sgd", {"lr": 0.5})),
+        "would move a model that no site has; take sgd with lr = 1 and no momentum",
+    ),
+    (
+        ("strategy.schedule", "strategy.buffers"),
+        combined(schedule=GOSSIP, buffers="local"),
+        "local buffers would leave with them; take mean or first",
+    ),
+    (
+        ("strategy.schedule", "strategy.local"),
+        combined(schedule=GOSSIP, local=("head.*",)),
+        "what is to stay would leave with them; remove local",
+    ),
+    (
+        ("strategy.schedule", "strategy.download"),
+        combined(schedule=GOSSIP, download=build("codec", "int8", {})),
+        "less what the codec left out of the version before; remove download",
+    ),
+    (
+        ("strategy.schedule", "regions"),
+        combined(schedule=GOSSIP, regions=True),
+        "a region has no model of its own that it could mix; name sites of this federation alone",
+    ),
+    (
+        ("strategy.schedule", "strategy.rule"),
+        combined(schedule=GOSSIP, rule=build("rule", "scaffold", {})),
+        "sites of gossip begin with what they have mixed; take the rule none or fedprox",
+    ),
+    (
+        ("strategy.schedule", "strategy.codec"),
+        combined(schedule=GOSSIP, codec=build("codec", "top_k", {})),
+        "nothing is left to carry over; set error_feedback = false",
+    ),
+    (
+        ("strategy.schedule", "strategy.personal"),
+        combined(schedule=GOSSIP, personal=build("personal", "ditto", {})),
+        "a personal one is made from versions that no site begins with; remove personal",
     ),
 ]
 
@@ -466,7 +536,9 @@ IN_TURN = build("schedule", "cyclic", {})
 def test_rules_with_a_part_at_the_server_need_rounds_of_all(schedule: Any, rule: str, refused: bool) -> None:
     schedule = build("schedule", schedule, {}) if isinstance(schedule, str) else schedule
     optimizer = build("optimizer", "feddyn" if rule == "feddyn" else "sgd", {})
-    found = refusal(combined(schedule=schedule, rule=build("rule", rule, {}), optimizer=optimizer))
+    found = refusal(
+        combined(schedule=schedule, rule=build("rule", rule, REQUIRED.get(("rule", rule), {})), optimizer=optimizer)
+    )
     assert (found is not None) == refused
     assert found is None or found.keys == ("strategy.schedule", "strategy.rule")
 
