@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
+from chaos.conftest import SITES
 from chaos.test_kills import start_doomed
 from integration.federation import Federation
 
@@ -76,8 +77,11 @@ def test_the_server_killed_in_the_middle_of_a_schedule(
     wanted = undisturbed_of(job)
     assert federation.server is not None
     federation.server.stop()
+    before = len(federation.server.text())
     federation.server = doomed = start_doomed(federation, "server", federation.server_folder, step, nth)
     federation.wait_for_ports()
+    # A group begins with whoever of it is there: with all of them, as in the undisturbed run.
+    federation.wait_for(lambda: all(f"{site} attached" in doomed.text()[before:] for site in SITES), "all are attached")
     run = federation.submit(job)
     federation.wait_for(lambda: not doomed.running, f"the server dies at {step}")
     assert doomed.popen.returncode == -signal.SIGKILL
