@@ -15,6 +15,7 @@ from atoll.aggregation import compositions, parts, plugins
 from atoll.aggregation.compositions import Composition
 from atoll.aggregation.plugins import Plugin
 from atoll.wire.errors import ConfigError
+from atoll.wire.job import Part
 
 # "(Reddi et al. 2020, arXiv:2003.00295, algorithm 2)", and "Xie et al. 2019 (arXiv:1903.03934)".
 _PAPER = re.compile(r"([A-Z][\w-]+(?: et al\.| and [A-Z][\w-]+)? \d{4})(?:, | \()(arXiv:\d{4}\.\d{4,5})")
@@ -116,6 +117,7 @@ def _option(options: type[BaseModel], name: str, schema: dict[str, Any]) -> Opti
     choices = [choice for choice in schema.get("anyOf", [schema]) if choice.get("type") != "null"] or [{}]
     bound = " ".join(f"{sign} {choices[0][key]}" for key, sign in _BOUNDS.items() if key in choices[0])
     field = options.model_fields[name]
-    default = "" if field.is_required() else str(field.default)
+    known = field.default.kind if isinstance(field.default, Part) else str(field.default)
+    default = "" if field.is_required() else known
     kind = choices[0].get("type", "table" if "$ref" in choices[0] else "string")
     return Option(name=name, type=kind, default=default, bound=bound)

@@ -13,12 +13,16 @@ from typing import Any, Final
 
 from atoll.aggregation.codecs.encoding import Codec, feedback_of
 from atoll.aggregation.feddyn import FedDyn, FedDynOptimizer
+from atoll.aggregation.fednova import FedNova
 from atoll.aggregation.personal import Personal
+from atoll.aggregation.reducers.append import Append
 from atoll.aggregation.reducers.central import FLTrust
 from atoll.aggregation.reducers.mean import Mean
 from atoll.aggregation.reducers.reduction import Reducer
 from atoll.aggregation.rules import LocalRule, Paired
-from atoll.aggregation.schedule import Asynchronous, Schedule
+from atoll.aggregation.schedule import Asynchronous, Branching, Schedule, Stepped
+from atoll.aggregation.schedules.cyclic import Cyclic
+from atoll.aggregation.schedules.gossip import Gossip
 from atoll.aggregation.server_optimizers import ServerOptimizer, Sgd
 from atoll.wire.errors import ConfigError
 
@@ -36,7 +40,7 @@ class Combined:
     download: Codec | None = None
     local: tuple[str, ...] = ()
     rule: LocalRule | None = None
-    optimizer: ServerOptimizer | None = None
+    optimizer: ServerOptimizer | None = None  # None: not looked at
     personal: Personal | None = None
     site_evaluation: bool = True
     num_named: int = 0  # sites that the job names; 0: whoever joins
@@ -66,8 +70,17 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
     ),
     Refusal(
         keys=("strategy.schedule", "strategy.reducer"),
+        applies=lambda combined: (
+            isinstance(combined.reducer, Append) and isinstance(combined.schedule, Branching | Stepped | Cyclic)
+        ),
+        reason="this schedule counts optimizer steps, or asks groups or one site at a time, and payloads are appended once "
+        "a round, for all sites; take the schedule rounds",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.reducer"),
         applies=lambda combined: isinstance(combined.reducer, FLTrust) and _samples(combined.schedule),
-        reason="the trusted site has to be in every round, and this schedule draws some of the sites; set fraction = 1",
+        reason="the trusted site has to be in every round, and this schedule draws some of the sites; set fraction = 1, "
+        "and over = 1",
     ),
     Refusal(
         keys=("strategy.codec", "strategy.reducer"),
@@ -126,10 +139,68 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
         "rounds, or name sites of this federation alone in job.sites",
     ),
     Refusal(
+        keys=("strategy.schedule", "strategy.download"),
+        applies=lambda combined: _num_fragments(combined.schedule) > 1 and combined.download is not None,
+        reason="a site fetches the bytes of one fragment of a version, and a codec of downloads writes versions whole; "
+        "remove download, or set fragments = 1",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "regions"),
+        applies=lambda combined: combined.regions and _num_fragments(combined.schedule) > 1,
+        reason="a region hands versions on to its sites whole, and its sums are of the whole model; set fragments = 1, or "
+        "name sites of this federation alone in job.sites",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "regions"),
+        applies=lambda combined: combined.regions and isinstance(combined.schedule, Branching),
+        reason="a region is a group already, and hands one version on to all of its sites; take the schedule rounds, or "
+        "name sites of this federation alone in job.sites",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "regions"),
+        applies=lambda combined: combined.regions and isinstance(combined.schedule, Cyclic),
+        reason="a turn is that of one site, and a region sends the sum of several; take the schedule rounds, or name "
+        "sites of this federation alone in job.sites",
+    ),
+    Refusal(
         keys=("strategy.download", "regions"),
         applies=lambda combined: combined.regions and combined.download is not None,
         reason="a region hands versions on to its sites as it gets them, in full; remove download, or name sites of "
         "this federation alone in job.sites",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.rule"),
+        applies=lambda combined: (
+            isinstance(combined.schedule, Branching | Cyclic) and isinstance(combined.rule, Paired)
+        ),
+        reason="what the server keeps for this rule is one mean over all sites, and here a version is of some of them: "
+        "of a group, or of one site; take the schedule rounds, or the rule none or fedprox",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.rule"),
+        applies=lambda combined: _goes_on(combined.schedule) and isinstance(combined.rule, Paired),
+        reason="this rule follows whole updates from the version that they began with, and here a site trains its own "
+        "model on; set fragments = 1 and alpha = 1, or take the rule none or fedprox",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.rule"),
+        applies=lambda combined: _counts_steps(combined.schedule) and isinstance(combined.rule, FedNova),
+        reason="this rule's formula begins every round with a fresh optimizer, and here its state goes on; take the "
+        "schedule rounds, or another rule",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.codec"),
+        applies=lambda combined: _goes_on(combined.schedule) and feedback_of(combined.codec) != "none",
+        reason="what an update leaves out stays in the model that a site trains on, so it would be sent twice; set "
+        "fragments = 1 and alpha = 1, or error_feedback = false in the codec",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.codec"),
+        applies=lambda combined: (
+            isinstance(combined.schedule, Branching) and feedback_of(combined.codec) == "difference"
+        ),
+        reason="difference coding adds up all sites' changes in one version, and each group has one of its own; take "
+        "error_feedback in place of difference",
     ),
     Refusal(
         keys=("strategy.schedule", "strategy.rule"),
@@ -161,11 +232,65 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
         reason="this personal model is made when a site judges a version, and no site does; set evaluation.sites = "
         "true, or personal to none or ditto",
     ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.reducer"),
+        applies=lambda combined: isinstance(combined.schedule, Gossip) and combined.reducer.name != "mean",
+        reason="a version of gossip is the mean of the sites' models, which have mixed without a reducer; take the "
+        "reducer mean",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.optimizer"),
+        applies=lambda combined: isinstance(combined.schedule, Gossip) and not _adds(combined.optimizer),
+        reason="versions of gossip are not sent back to the sites, so an optimizer on the server would move a model "
+        "that no site has; take sgd with lr = 1 and no momentum",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.buffers"),
+        applies=lambda combined: isinstance(combined.schedule, Gossip) and combined.buffers == "local",
+        reason="sites give their neighbours whole models, and local buffers would leave with them; take mean or first",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.local"),
+        applies=lambda combined: isinstance(combined.schedule, Gossip) and bool(combined.local),
+        reason="sites give their neighbours whole models, and what is to stay would leave with them; remove local",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.download"),
+        applies=lambda combined: isinstance(combined.schedule, Gossip) and combined.download is not None,
+        reason="a version would be the mean of models less what the codec left out of the version before; remove download",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "regions"),
+        applies=lambda combined: isinstance(combined.schedule, Gossip) and combined.regions,
+        reason="a region has no model of its own that it could mix; name sites of this federation alone in job.sites",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.rule"),
+        applies=lambda combined: isinstance(combined.schedule, Gossip) and isinstance(combined.rule, Paired),
+        reason="this rule has a part at the server, which versions carry to the sites, and sites of gossip begin with what "
+        "they have mixed; take the rule none or fedprox",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.codec"),
+        applies=lambda combined: isinstance(combined.schedule, Gossip) and feedback_of(combined.codec) != "none",
+        reason="a site sends all of its model's difference to the version each time, so that nothing is left to carry "
+        "over; set error_feedback = false, and difference too",
+    ),
+    Refusal(
+        keys=("strategy.schedule", "strategy.personal"),
+        applies=lambda combined: isinstance(combined.schedule, Gossip) and _is_personal(combined.personal),
+        reason="each site of gossip has a model of its own already, and a personal one is made from versions that no site "
+        "begins with; remove personal",
+    ),
 )
 
 
+def _is_personal(personal: Personal | None) -> bool:
+    return personal is not None and personal.name != "none"
+
+
 def _is_made_to_be_judged(personal: Personal | None) -> bool:
-    return personal is not None and not personal.keeps and personal.name != "none"
+    return personal is not None and _is_personal(personal) and not personal.keeps
 
 
 def _is_difference(combined: Combined) -> bool:
@@ -182,7 +307,27 @@ def _adds_up(combined: Combined) -> bool:
 
 
 def _samples(schedule: Schedule[Any]) -> bool:
-    return float(getattr(getattr(schedule, "options", None), "fraction", 1.0)) < 1
+    """Whether a round may close without some of the members. A plugin says so by `draws`, or has a `fraction`."""
+    fraction = float(getattr(getattr(schedule, "options", None), "fraction", 1.0))
+    return bool(getattr(schedule, "draws", fraction < 1))
+
+
+def _goes_on(schedule: Schedule[Any]) -> bool:
+    """Whether a site trains on in a model of its own, which the version does not replace as a whole."""
+    return isinstance(schedule, Stepped) and (schedule.exchange.num_fragments > 1 or schedule.exchange.alpha < 1)
+
+
+def _counts_steps(schedule: Schedule[Any]) -> bool:
+    return isinstance(schedule, Stepped) and schedule.exchange.steps is not None
+
+
+def _num_fragments(schedule: Schedule[Any]) -> int:
+    return schedule.exchange.num_fragments if isinstance(schedule, Stepped) else 1
+
+
+def _adds(optimizer: ServerOptimizer | None) -> bool:
+    """Whether a version is the one before and the mean difference."""
+    return optimizer is None or (isinstance(optimizer, Sgd) and optimizer.adds)
 
 
 def refusal(combined: Combined) -> Refusal | None:

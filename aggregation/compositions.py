@@ -69,6 +69,24 @@ BUILT_IN: Final[Mapping[str, Composition]] = {
             "optimizer": {"kind": "sgd", "lr": 1.0, "momentum": 1.0},
         },
     ),
+    "cyclic": Composition(
+        summary="Weight transfer: one site after the other trains the version of the one before it (Chang et al. 2018, "
+        "doi:10.1093/jamia/ocy017).",
+        parts={"schedule": {"kind": "cyclic"}},
+    ),
+    "local_sgd": Composition(
+        summary="Sixteen optimizer steps at each site, then the mean; no optimizer is reset (Stich 2018, "
+        "arXiv:1805.09767, algorithm 1).",
+        parts={"schedule": {"kind": "every_steps", "steps": 16}},
+    ),
+    "diloco": Composition(
+        summary="Local SGD whose mean difference moves the model by Nesterov momentum (Douillard et al. 2023, "
+        "arXiv:2311.08105, algorithm 1; fragments as in Douillard et al. 2025, arXiv:2501.18512).",
+        parts={
+            "schedule": {"kind": "every_steps", "steps": 500},
+            "optimizer": {"kind": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True},
+        },
+    ),
     "fedadagrad": Composition(
         summary="FedAvg with Adagrad on the server (Reddi et al. 2020, arXiv:2003.00295, algorithm 2).",
         parts={"optimizer": {"kind": "adagrad", "lr": 0.01, "eps": 1e-3}},

@@ -19,7 +19,7 @@ import difflib
 import fnmatch
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -118,11 +118,19 @@ class UpdateLayout:
         return (MAGIC + digest).ljust(HEADER_BYTES, b"\x00")
 
 
-def update_layout(manifest: Manifest, codec: Codec, buffers: Buffers, local: Sequence[str] = ()) -> UpdateLayout:
+def update_layout(
+    manifest: Manifest,
+    codec: Codec,
+    buffers: Buffers,
+    local: Sequence[str] = (),
+    *,
+    only: Collection[str] | None = None,
+) -> UpdateLayout:
     """The layout that every party of a run derives from the model, the codec and the policies.
 
     Args:
         local: patterns (as `fnmatch` has them) of names of tensors that stay at their site.
+        only: names of the tensors that this update carries, where it does not carry all that travel.
 
     Raises:
         ConfigError: a pattern matches no tensor, or nothing is left to travel.
@@ -133,7 +141,8 @@ def update_layout(manifest: Manifest, codec: Codec, buffers: Buffers, local: Seq
     absent: list[TensorSpec] = []
     end, index = HEADER_BYTES, 0
     for spec in manifest:
-        choice = "absent" if spec.name in at_site else _choice(spec, buffers)
+        elsewhere = spec.name in at_site or (only is not None and spec.name not in only)
+        choice = "absent" if elsewhere else _choice(spec, buffers)
         if choice == "mean":
             encoding, num_values = _encoding(spec, codec), num_reals(spec)
             offset, num_bytes = _aligned(end, encoding.alignment), encoding.num_bytes(num_values)

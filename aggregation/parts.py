@@ -28,13 +28,24 @@ from atoll.aggregation.reducers.mean import Mean, NormBound
 from atoll.aggregation.rules import FedProx, NoRule
 from atoll.aggregation.scaffold import Scaffold
 from atoll.aggregation.schedules.buffered import Buffered
+from atoll.aggregation.schedules.cyclic import Cyclic
+from atoll.aggregation.schedules.every_steps import EverySteps
+from atoll.aggregation.schedules.gossip import Gossip
+from atoll.aggregation.schedules.hierarchical import Hierarchical
 from atoll.aggregation.schedules.rounds import Rounds
 from atoll.aggregation.server_optimizers import Adagrad, Adam, AdamW, Sgd, Yogi
 from atoll.wire.errors import ConfigError
 from atoll.wire.explain import shown, wanted_of
 
 BUILT_IN: Final[Mapping[str, Mapping[str, type]]] = {
-    "schedule": {"rounds": Rounds, "buffered": Buffered},
+    "schedule": {
+        "rounds": Rounds,
+        "buffered": Buffered,
+        "cyclic": Cyclic,
+        "every_steps": EverySteps,
+        "gossip": Gossip,
+        "hierarchical": Hierarchical,
+    },
     "rule": {"none": NoRule, "fedprox": FedProx, "scaffold": Scaffold, "feddyn": FedDyn, "fednova": FedNova},
     "codec": {
         "native": Native,

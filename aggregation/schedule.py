@@ -93,6 +93,38 @@ class Withdrawn:
 Event = Joined | Left | Ready | Accepted | Failed | TimerFired | Committed | Asked | Withdrawn
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """Of gossip: a site holds the model that it has trained in `round`, durably."""
+
+    site: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Met:
+    """Of gossip: `site` holds the model of its neighbour `peer`, durably; or cannot come by it, and why."""
+
+    site: str
+    peer: str
+    round: int
+    received: bool
+    reason: str = ""
+    tried: int = 0  # ways that had failed when it was told this one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLost:
+    """Of gossip: a site has lost the model that it trained in `round`."""
+
+    site: str
+    round: int
+    reason: str
+
+
+GossipEvent = Trained | Met | ModelLost  # told to schedules that meet (`gossip`) and to no other
+
+
 # --- actions: what the schedule wants --------------------------------------------------------------------------------
 
 
@@ -108,6 +140,9 @@ class Dispatch:
     sites: tuple[str, ...]
     max_weight: int
     num_sites: int = 0  # updates that the sum has room for, in a region that of the whole tree; 0: those of the cohort
+    branch: int | None = (
+        None  # group of these sites, whose updates make a version of its own; None: there are no groups
+    )
     carried: tuple[str, ...] = ()  # sites (sorted) whose open task of an earlier round goes on, and counts in this one
 
 
@@ -156,7 +191,23 @@ class GiveUp:
     reason: str
 
 
-Action = Dispatch | Close | Cancel | SetTimer | Stop | GiveUp | Abandon
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOwn:
+    """Of gossip: each of `sites` (sorted) mixes what it has, or begins with `base_version`, trains, and keeps the model."""
+
+    round: int
+    base_version: int
+    sites: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Introduce:
+    """Of gossip: tell the pairs of the round that are not settled yet, as they stand in the state, of each other."""
+
+    round: int
+
+
+Action = Dispatch | Close | Cancel | SetTimer | Stop | GiveUp | Abandon | TrainOwn | Introduce
 
 S = TypeVar("S")
 
@@ -206,4 +257,56 @@ class Asynchronous(Protocol):
 
     def discount(self, staleness: int) -> float:
         """What an update counts, from 0 to 1, whose base version is so many versions older than its round's."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """What a round asks of a site beyond the job's work, and how much of the model it moves."""
+
+    steps: int | None = None  # optimizer steps of a round, whose state goes on over rounds; None: as the job says
+    num_fragments: int = 1  # of the model, exchanged in turns
+    alpha: float = 1.0  # weight of the new value of a fragment against the site's own
+
+
+@runtime_checkable
+class Stepped(Protocol):
+    """A schedule that counts the steps of sites, and may exchange a part of the model at a time."""
+
+    @property
+    def exchange(self) -> Exchange: ...
+
+
+@runtime_checkable
+class Branching(Protocol):
+    """A schedule in which groups of sites have versions of their own between those that all have in common."""
+
+    @property
+    def num_branches(self) -> int: ...
+
+    @property
+    def combines_every(self) -> int:
+        """Rounds from one version of all to the next."""
+        ...
+
+    @property
+    def inner_optimizer(self) -> Any:
+        """The server optimizer of a group's versions."""
+        ...
+
+    def is_complete(self, state: Any) -> bool:
+        """Whether every group has the members without which it cannot begin."""
+        ...
+
+    def branch(self, state: Any, site: str, version: int) -> int | None:
+        """Whose form of a version a site gets: its group's, or None for the one that all have in common."""
+        ...
+
+
+@runtime_checkable
+class Selective(Protocol):
+    """A schedule that asks only some of the sites that there are."""
+
+    def takes(self, site: str, labels: Mapping[str, str]) -> bool:
+        """Whether a site of this name and labels can be asked; others are not offered the run."""
         ...

@@ -140,6 +140,7 @@ class Sgd(_TorchOptimizer):
         super().__init__("sgd", lr, lambda p, lr: torch.optim.SGD([p], lr, **options.own, foreach=False))
         self.momentum = options.momentum
         self._stateless = options.momentum == 0
+        self.adds = options == Sgd.Options()  # the mean difference as it is
 
     def step(self, parameters_P: Tensor, difference_P: Tensor, state: Blocks, num_steps: int) -> Blocks:
         if not self._stateless:

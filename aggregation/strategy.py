@@ -13,6 +13,7 @@ from typing import Any
 from atoll.aggregation import combinations, compositions, parts, plugins
 from atoll.aggregation.codecs.encoding import Codec, feedback_of, is_sparse
 from atoll.aggregation.compositions import Composition
+from atoll.aggregation.fragments import Fragments
 from atoll.aggregation.lanes import Lane
 from atoll.aggregation.layout import Buffers
 from atoll.aggregation.lr_schedules import LearningRate
@@ -26,11 +27,13 @@ from atoll.aggregation.rules import LocalRule, lanes_of
 from atoll.aggregation.schedule import (
     Accepted,
     Action,
+    Branching,
     Cancel,
     Close,
     Committed,
     Dispatch,
     Event,
+    Exchange,
     Failed,
     GiveUp,
     Joined,
@@ -38,6 +41,7 @@ from atoll.aggregation.schedule import (
     Ready,
     Schedule,
     SetTimer,
+    Stepped,
     Stop,
     TimerFired,
 )
@@ -45,6 +49,7 @@ from atoll.aggregation.schedules.rounds import Rounds
 from atoll.aggregation.server_optimizers import ServerOptimizer
 from atoll.wire.errors import ConfigError
 from atoll.wire.job import Job, Part, StrategySection, WorkSection
+from atoll.wire.manifest import Manifest
 
 __all__ = [
     "Accepted",
@@ -85,11 +90,17 @@ class Strategy:
     local: tuple[str, ...]  # patterns of names of tensors that stay at their site
     bound: float
     personal: Personal  # what a site keeps for itself
+    exchange: Exchange  # how much of the model a round moves, and the steps that it counts
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
         """What travels beside the model."""
         return lanes_of(self.rule)
+
+    def fragments(self, manifest: Manifest) -> Fragments:
+        """The parts of a model that rounds exchange in turns. Raises ConfigError as `Fragments` does."""
+        count = self.exchange.num_fragments
+        return Fragments(manifest, self.codec, self.buffers, self.local, count=count)
 
 
 def resolve(job: Job) -> Strategy:
@@ -118,6 +129,9 @@ def resolve(job: Job) -> Strategy:
     _require_trusted(made["reducer"], job)
     if isinstance(made["reducer"], Append):
         require_alone(section, wanted)
+    if isinstance(made["schedule"], Branching):
+        _require_rates(made["schedule"].inner_optimizer, job.job.rounds)
+        _require_combined(made["schedule"], job)
     download = _download(section)
     combinations.require_allowed(
         combinations.Combined(
@@ -132,18 +146,37 @@ def resolve(job: Job) -> Strategy:
             optimizer=made["optimizer"],
             personal=made["personal"],
             num_named=len(job.job.sites),
+            download=download,
         ),
         _values(section, wanted, made, job),
     )
+    exchange = made["schedule"].exchange if isinstance(made["schedule"], Stepped) else Exchange()
     return Strategy(
         name=section.kind,
-        work=section.work,
+        work=_work(section.work, exchange, wanted["schedule"]["kind"]),
+        exchange=exchange,
         download=download,
         buffers=section.buffers,
         local=section.local or (),
         bound=section.sum.bound,
         **made,
     )
+
+
+def _work(section: WorkSection, exchange: Exchange, schedule: str) -> WorkSection:
+    """The work of a round: the job's, but for steps that the schedule counts."""
+    if exchange.steps is None:
+        return section
+    for key in ("epochs", "steps"):
+        if (value := getattr(section, key)) is not None:
+            raise ConfigError(
+                f"strategy.work.{key} = {value} with strategy.schedule = {schedule!r}: the schedule says how many steps "
+                "a round has; remove it here",
+                key=f"strategy.work.{key}",
+                value=str(value),
+                bound="absent",
+            )
+    return section.model_copy(update={"steps": exchange.steps})
 
 
 def _require_rates(optimizer: ServerOptimizer, num_rounds: int) -> None:
@@ -155,6 +188,18 @@ def _require_rates(optimizer: ServerOptimizer, num_rounds: int) -> None:
     except ValueError as error:
         key = "strategy.optimizer.lr_schedule"
         raise ConfigError(f"{key}: {error}", key=key, bound="0 or more at every version") from None
+
+
+def _require_combined(schedule: Branching, job: Job) -> None:
+    every = schedule.combines_every
+    if job.job.rounds % every:
+        raise ConfigError(
+            f"job.rounds = {job.job.rounds} with strategy.schedule.rounds = {every}: the groups are combined every {every} "
+            "rounds, and the last ones would be in no version of all",
+            key="job.rounds",
+            value=str(job.job.rounds),
+            bound=f"a multiple of {every}",
+        )
 
 
 def _require_trusted(reducer: Reducer, job: Job) -> None:
@@ -264,6 +309,7 @@ def _values(
         **kinds,
         "strategy.buffers": section.buffers,
         "strategy.local": section.local,
+        "strategy.download": section.download.kind if section.download else "",
         "evaluation.server": job.evaluation.server,
         "evaluation.sites": job.evaluation.sites,
     }

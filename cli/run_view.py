@@ -75,10 +75,20 @@ def render(snapshot: runs_pb2.RunSnapshot, width: int = WIDE) -> RenderableType:
         parts.append(sites_table(snapshot, width))
         if width < BESIDE:
             parts += [Text(f"{site.site}: {one_line(site.detail)}") for site in snapshot.sites if site.detail]
+    parts += [Text(line) for line in exchange_lines(snapshot)]
     if snapshot.rounds:
         parts.append(rounds_table(snapshot, newest=None if ended else ROUNDS_SHOWN, width=width))
         parts += answers(snapshot.rounds[-1])
     return Group(*parts)
+
+
+def exchange_lines(snapshot: runs_pb2.RunSnapshot) -> Iterator[str]:
+    """Of gossip: how many pairs met directly, and each that goes through the server, with what was tried."""
+    if snapshot.HasField("exchange"):
+        found = snapshot.exchange
+        yield f"exchange of round {found.round}: {found.num_direct} of {found.num_pairs} pairs directly"
+        for pair in found.relayed:
+            yield f"through the server: {one_line(pair)}"
 
 
 def lines(snapshot: runs_pb2.RunSnapshot) -> list[str]:

@@ -77,6 +77,7 @@ def round_record(record: runs_pb2.RoundRecord) -> dict[str, Any]:
         "missing": {site: record.reasons.get(site, "") for site in record.missing},
         "bytes_up": record.bytes_up,
         "bytes_down": record.bytes_down,
+        **_exchange(record),
     }
 
 
@@ -84,6 +85,15 @@ def _answer(answer: runs_pb2.SiteAnswer) -> dict[str, Any]:
     if answer.features:
         return {"features": {summary.name: feature_record(summary) for summary in answer.features}}
     return {"evaluate": metric_values(answer.metrics)}
+
+
+def _exchange(of: runs_pb2.RoundRecord | runs_pb2.RunSnapshot) -> dict[str, Any]:
+    """Of gossip: how neighbours exchanged their models; nothing of other runs."""
+    if not of.HasField("exchange"):
+        return {}
+    found = of.exchange
+    counts = {"round": found.round, "pairs": found.num_pairs, "direct": found.num_direct}
+    return {"exchange": {**counts, "relayed": list(found.relayed)}}
 
 
 def run_record(snapshot: runs_pb2.RunSnapshot, *, rounds: bool = True) -> dict[str, Any]:
@@ -107,6 +117,7 @@ def run_record(snapshot: runs_pb2.RunSnapshot, *, rounds: bool = True) -> dict[s
             for site in snapshot.sites
         ]
         record["rounds"] = [round_record(entry) for entry in snapshot.rounds]
+        record.update(_exchange(snapshot))
     return record
 
 

@@ -26,9 +26,11 @@ from atoll.client.base_models import BaseModels
 from atoll.client.board import Board
 from atoll.client.capacity import measure_capacity
 from atoll.client.deliveries import Deliveries
+from atoll.client.granted import Granted
 from atoll.client.home import SiteHome
 from atoll.client.link import Link
 from atoll.client.membership import Membership
+from atoll.client.neighbours import Neighbours
 from atoll.client.presence import Presence
 from atoll.client.refusal import as_refusal
 from atoll.client.renewal import keep_certificate
@@ -52,7 +54,6 @@ from atoll.wire.errors import (
     Stale,
     Unavailable,
     Unknown,
-    from_detail,
     to_detail,
 )
 
@@ -145,6 +146,11 @@ class Agent:
         shared: dict[str, Any] = {"mailbox": self._mailbox, "spawn": self._spawn, "channel": self._presence.channel}
         self._base_models = BaseModels(home.models, **shared)
         self._deliveries = Deliveries(self._outbox, **shared, on_step=self._on_step)
+        self._neighbours = Neighbours(
+            home, self._settings, identity, self._membership, outbox=self._outbox, task_log=self._task_log, **shared
+        )
+        await self._neighbours.listen()
+        self._granting = Granted(self._deliveries, self._base_models, self._neighbours)
         self._place = Workplace(
             settings=self._settings,
             home=home,
@@ -154,6 +160,7 @@ class Agent:
             outbox=self._outbox,
             base_models=self._base_models,
             deliveries=self._deliveries,
+            neighbours=self._neighbours,
             board=self._board,
             spawn=self._spawn,
             leave_run=self._leave_run,
@@ -182,6 +189,7 @@ class Agent:
         """Stop everything in order. Runs that are being left are left to the end; all else goes on at the next start."""
         self._deliveries.close()
         self._base_models.close()
+        await self._neighbours.close()
         for task in self._tasks - self._leaves:
             task.cancel()
         await asyncio.gather(*(work.close() for work in self._works.values()))
@@ -210,6 +218,7 @@ class Agent:
 
     def _renewed(self, identity: Identity) -> None:
         self._presence.renewed(identity)
+        self._neighbours.renewed(identity)
         self._show_certificate(identity)
 
     def _show_certificate(self, identity: Identity | None) -> None:
@@ -230,6 +239,7 @@ class Agent:
             open_tasks=[task.key for task in open_tasks if Key.of(task.key) not in held_keys],
             joined_runs=sorted(joined),
             member_list_version=self._membership.version,
+            card=self._neighbours.card(),
             ours=OURS if self._is_region else OF_A_SITE,
         )
 
@@ -258,9 +268,11 @@ class Agent:
                 case "cancel_task":
                     await self._cancelled(message.cancel_task)
                 case "grant":
-                    self._granted(message.grant)
+                    self._granting.granted(message.grant)
                 case "grant_withdrawn":
-                    self._grant_withdrawn(message.grant_withdrawn)
+                    self._granting.withdrawn(message.grant_withdrawn)
+                case "introduction":
+                    await self._neighbours.introduced(message.introduction)
                 case "verdict":
                     await self._deliveries.judged(message.verdict)
                 case "committed":
@@ -355,20 +367,6 @@ class Agent:
             await self._works[key.run].cancel(key)
         await self._deliveries.drop(key)
 
-    def _granted(self, grant: pb.Grant) -> None:
-        if grant.direction == pb.UP:
-            self._deliveries.granted(grant)
-        elif grant.direction == pb.DOWN:
-            self._base_models.granted(grant)
-
-    def _grant_withdrawn(self, withdrawn: pb.GrantWithdrawn) -> None:
-        reason = from_detail(withdrawn.reason)
-        _log.warning("the server takes a transfer back: %s", reason)
-        if not withdrawn.grant:  # no grant was given: what was asked for is not to be had
-            self._base_models.refused(reason)
-        elif not self._deliveries.withdrawn(withdrawn.grant):
-            self._base_models.withdrawn(withdrawn.grant)
-
     async def _committed(self, committed: pb.Committed) -> None:
         await self._witness.committed(committed.run, committed.round, committed.version)
         self._spawn(self._tidy_up(committed))
@@ -377,6 +375,7 @@ class Agent:
         """Drop what a commit has made useless, beside the next round: removing files of this size takes a while."""
         try:
             await self._deliveries.committed(committed.run, committed.round)
+            await self._neighbours.drop_upto(committed.run, committed.round)
             await asyncio.to_thread(self._task_log.forget_upto, committed.run, committed.round)
         except AtollError as error:
             _log.error("run %s, after round %d: %s", committed.run, committed.round, error)

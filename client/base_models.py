@@ -8,8 +8,9 @@ a restart of the agent too.
 
 ::
 
-    models/RUN/VERSION.safetensors         whole
-    models/RUN/VERSION.safetensors.part    on its way
+    models/RUN/VERSION.safetensors                whole
+    models/RUN/VERSION.safetensors.part           on its way
+    models/RUN/VERSION.safetensors.fragment[...]  the same of the part in which it differs from the version before
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 import grpc.aio
 
 from atoll.client.attachment import Mailbox
+from atoll.client.version_parts import Part, compose, part_file
 from atoll.transport.durable import disk_errors, private_folder, remove_tree
 from atoll.transport.reconnect import Backoff
 from atoll.transport.transfer import download, part_of, partial_bytes
@@ -48,6 +50,7 @@ class _Wanted:
     num_bytes: int  # of the data
     grows: bool  # it has up to `num_bytes`
     here: asyncio.Future[Path]
+    part: Part | None = None  # what lacks of it, where the version before is here; the transfer moves that alone
     backoff: Backoff = field(default_factory=Backoff)
     transfer: asyncio.Task[None] | None = None
     grant: str = ""
@@ -69,13 +72,22 @@ class BaseModels:
         self._wanted: dict[tuple[str, int], _Wanted] = {}
 
     async def get(
-        self, run: str, version: int, manifest: Manifest, *, encoded_bytes: int = 0, most_bytes: int = 0
+        self,
+        run: str,
+        version: int,
+        manifest: Manifest,
+        *,
+        encoded_bytes: int = 0,
+        most_bytes: int = 0,
+        part: Part | None = None,
     ) -> Path:
         """The model file of a version, fetched first where it is not here.
 
         Args:
             encoded_bytes: length of a version that comes by a codec, which is stored as it comes; 0: none does.
             most_bytes: length of a list of payloads, at most, which is stored as it comes too; 0: it is none.
+            part: the bytes of its data in which it differs from the version before; where that one is here, no others
+                are fetched.
 
         Raises:
             LocalError: it cannot be stored here, DiskFull where there is no room.
@@ -90,15 +102,18 @@ class BaseModels:
             about = {"atoll.run": run, "atoll.version": str(version)}
             header = b"" if encoded_bytes or most_bytes else await asyncio.to_thread(header_of, manifest, about)
             num_bytes = most_bytes or encoded_bytes or manifest.num_bytes
+            if part is not None and not await asyncio.to_thread(self._path(run, version - 1).exists):
+                part = None
             future = asyncio.get_running_loop().create_future()
             wanted = _Wanted(
                 run=run,
                 version=version,
                 path=path,
                 header=header,
-                num_bytes=num_bytes,
+                num_bytes=part.num_bytes if part else num_bytes,
                 grows=bool(most_bytes),
                 here=future,
+                part=part,
             )
             self._wanted[run, version] = wanted
             self._ask(wanted)
@@ -120,7 +135,9 @@ class BaseModels:
         if wanted is None:
             _log.info("run %s: version %d is not wanted any more", grant.key.run, grant.version)
             return
-        if grant.num_bytes > wanted.num_bytes or (grant.num_bytes < wanted.num_bytes and not wanted.grows):
+        first, num_bytes = wanted.part.first_byte if wanted.part else 0, grant.num_bytes
+        fits = num_bytes <= wanted.num_bytes if wanted.grows else num_bytes == wanted.num_bytes
+        if not fits or grant.first_byte != first:
             self._settle(wanted, _wrong_size(grant, wanted.num_bytes, grows=wanted.grows))
             return
         if wanted.transfer is not None:
@@ -174,8 +191,11 @@ class BaseModels:
         return self._folder / run / f"{version}.safetensors"
 
     def _ask(self, wanted: _Wanted) -> None:
-        offset = min(partial_bytes(wanted.path, wanted.header), wanted.num_bytes)
-        self._mailbox.post(fetch=pb.Fetch(run=wanted.run, version=wanted.version, offset=offset))
+        offset = min(partial_bytes(*_place(wanted)), wanted.num_bytes)
+        fetch = pb.Fetch(run=wanted.run, version=wanted.version, offset=offset)
+        if wanted.part is not None:
+            fetch.first_byte, fetch.part_bytes = wanted.part.first_byte, wanted.part.num_bytes
+        self._mailbox.post(fetch=fetch)
 
     async def _ask_later(self, wanted: _Wanted) -> None:
         await asyncio.sleep(wanted.backoff.next_s())
@@ -184,7 +204,11 @@ class BaseModels:
 
     async def _fetch(self, wanted: _Wanted, grant: pb.Grant) -> None:
         try:
-            await download(self._channel(), grant, wanted.path, header=wanted.header)
+            path, header = _place(wanted)
+            await download(self._channel(), grant, path, header=header)
+            if wanted.part is not None:
+                previous = self._path(wanted.run, wanted.version - 1)
+                await asyncio.to_thread(compose, previous, path, wanted.part, wanted.path, wanted.header)
         except LocalError as error:
             self._settle(wanted, error)
         except RemoteError as error:
@@ -201,6 +225,11 @@ class BaseModels:
             wanted.here.set_result(wanted.path)
         else:
             wanted.here.set_exception(error)
+
+
+def _place(wanted: _Wanted) -> tuple[Path, bytes]:
+    """Where what is fetched arrives, and what stands before it there."""
+    return (wanted.path, wanted.header) if wanted.part is None else (part_file(wanted.path), b"")
 
 
 def _wrong_size(grant: pb.Grant, num_bytes: int, *, grows: bool) -> Malformed:

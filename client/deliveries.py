@@ -15,6 +15,7 @@ import grpc.aio
 
 from atoll.client.attachment import Mailbox
 from atoll.client.base_models import Spawn
+from atoll.client.meeting import MODEL
 from atoll.client.steps import Observer, Step
 from atoll.transport.outbox import Outbox
 from atoll.transport.reconnect import Backoff
@@ -25,6 +26,11 @@ from atoll.wire.errors import LocalError, RemoteError, Unknown, from_detail, to_
 from atoll.wire.frames import FRAME_BYTES
 
 _log = logging.getLogger(__name__)
+
+
+def is_model(result: pb.Result) -> bool:
+    """Whether a result is the model of a site's own that its neighbours are given."""
+    return any(payload.name == MODEL for payload in result.payloads)
 
 
 class Deliveries:
@@ -51,7 +57,12 @@ class Deliveries:
         self._frame_bytes = FRAME_BYTES
 
     def offer(self, result: pb.Result) -> None:
-        """Say that a result is there; saying it again does no harm."""
+        """Say that a result is there; saying it again does no harm.
+
+        A model for neighbours (gossip) is not uploaded, so it has to be durable before anybody counts on it.
+        """
+        if is_model(result) and not self._outbox.is_held(result.key):
+            return
         self._said.add(Key.of(result.key))
         self._mailbox.post(result=result)
 
@@ -78,6 +89,8 @@ class Deliveries:
         """The result of `key` is durable: the end of its payloads may leave."""
         if (durable := self._durable.pop(key, None)) is not None:
             durable.set()
+        if (result := self._outbox.result(key)) is not None and is_model(result):
+            self.offer(result)
 
     async def _until_kept(self, key: Key) -> None:
         if not self._outbox.is_held(key):

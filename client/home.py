@@ -53,6 +53,11 @@ class SiteHome:
         return self.root / "models"
 
     @property
+    def peers(self) -> Path:
+        """Models of neighbours, one folder a run of gossip."""
+        return self.root / "peers"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

@@ -43,6 +43,10 @@ class Membership:
             return "pending"
         return "active" if own.status == ACTIVE else "revoked"
 
+    def signing_key(self, site: str) -> bytes | None:
+        """The Ed25519 public key of an active member; None of anybody else, and of all in plain text."""
+        return self._book.signing_key(site) if self._book is not None else None
+
     async def take(self, signed: SignedMemberList) -> None:
         """Hold a list that the server pushed.
 

@@ -8,7 +8,7 @@ The file is read again for each offer, so a change holds from the next one on, w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -129,6 +129,8 @@ class Policy(Strict):
         return _Reason("max_rounds", text, request.num_rounds, self.max_rounds)
 
     def _zones(self, request: Request) -> _Reason | None:
+        # A policy that wants secure aggregation accepts no zone, whatever `zones` says: neighbours see a site's model.
+        # There is no such key yet; the one that brings it refuses here.
         for zone in request.zones:
             if zone not in self.zones:
                 text = (
@@ -173,7 +175,7 @@ def _zones_in(value: Any) -> Iterator[str]:
         for key, inner in value.items():
             if key in ("zone", "zones"):
                 yield from (str(name) for name in (inner if isinstance(inner, list) else [inner]))
-            else:
+            elif key != "where":  # labels that sites must have, whatever their names: nobody is connected by them
                 yield from _zones_in(inner)
     elif isinstance(value, list):
         for inner in value:
@@ -240,6 +242,26 @@ def _read(path: Path, *, site: str, run: str) -> Policy:
         ) from error
 
 
+def require_zones(path: Path, zones: Sequence[str], *, site: str, run: str) -> None:
+    """Return if the policy in `path` accepts these zones now; it may have changed since the run was joined. Blocks.
+
+    Raises:
+        PolicyRefused: it does not.
+        ConfigError: it cannot be understood, so it accepts nothing.
+    """
+    allowed = load_policy(path).zones
+    for zone in zones:
+        if zone not in allowed:
+            raise PolicyRefused(
+                f"policy of site {site}: zone {zone!r} is not in zones; it meets nobody there",
+                site=site,
+                run=run,
+                field="zones",
+                value=zone,
+                bound=", ".join(allowed),
+            )
+
+
 STARTER_POLICY = """\
 # What this site consents to. The agent reads this file before it opens data or imports an app, for each run anew;
 # the server cannot overrule it. As written here, it allows nothing: every run is refused.
@@ -260,8 +282,8 @@ min_cohort = 3
 # Most rounds that a run may have: each round tells a little more about the data.
 max_rounds = 100
 
-# Trust zones in which this site may exchange gradients with other sites directly, without the server between.
-# Members of a zone see each other's gradients. Empty: never.
+# Trust zones in which this site may exchange models with other sites directly, without the server between (gossip).
+# A neighbour sees the model that this site alone has trained, whatever min_cohort says. Empty: never.
 zones = []
 
 # What a run may ask of this site: "train", "evaluate" (metrics on its test data), "statistics" (counts, means and

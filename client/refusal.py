@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from atoll.wire.errors import AtollError, ConfigError, DeviceMissing, Malformed, RemoteError, Unavailable
+from atoll.wire import control_pb2 as pb
+from atoll.wire.errors import (
+    AtollError,
+    ConfigError,
+    DeviceMissing,
+    Malformed,
+    PolicyRefused,
+    RemoteError,
+    Unavailable,
+)
 
 
 def as_refusal(error: AtollError, *, site: str, run: str, round_: int = 0) -> RemoteError:
@@ -20,3 +29,17 @@ def as_refusal(error: AtollError, *, site: str, run: str, round_: int = 0) -> Re
         round=round_,
         value=what,
     )
+
+
+def require_agreed(task: pb.Task, num_rounds: int, *, site: str) -> None:
+    """Raises PolicyRefused where a task is of a round that its run does not have."""
+    if task.round > num_rounds:
+        raise PolicyRefused(
+            f"task of round {task.round}, the run that site {site} agreed to has {num_rounds}",
+            site=site,
+            run=task.key.run,
+            round=task.round,
+            field="round",
+            value=task.round,
+            bound=num_rounds,
+        )

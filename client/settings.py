@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from atoll.wire.errors import ConfigError
 from atoll.wire.explain import explain
@@ -72,6 +72,22 @@ class CapacitySection(Strict):
         return labels
 
 
+class GossipSection(Strict):
+    """`[gossip]`: how neighbours reach this site, in runs whose zone its policy accepts."""
+
+    listen: Address | None = None  # host:port; absent: it calls its neighbours, and opens no port
+    advertise: Address | None = None  # under which neighbours reach it; as `listen` where absent
+
+    @model_validator(mode="after")
+    def _can_be_reached(self) -> GossipSection:
+        if self.advertise is not None and self.listen is None:
+            raise ValueError("advertise needs listen, the address of this machine that it leads to")
+        host = (self.listen or "").rpartition(":")[0]
+        if self.advertise is None and host in ("0.0.0.0", "[::]"):
+            raise ValueError(f"listen = {self.listen} is no address that others can call; set advertise too")
+        return self
+
+
 class DevicesSection(Strict):
     """`[devices]`: where workers compute; "auto" leaves it to the job, and there to the best device present."""
 
@@ -93,6 +109,7 @@ class SiteSettings(Strict):
     data: dict[str, dict[str, Any]] = Field(default_factory=dict)
     capacity: CapacitySection = CapacitySection()
     devices: DevicesSection = DevicesSection()
+    gossip: GossipSection = GossipSection()
     reproducible: ReproducibleSection | None = None
 
     @field_validator("apps", "scripts", "data")
@@ -128,7 +145,8 @@ STARTER_SETTINGS = """\
 
 [site]
 name = "{name}"
-# The agent connects outwards only, to the address that came with the token: {server}. It opens no port.
+# The agent connects outwards only, to the address that came with the token: {server}. It opens no port,
+# unless [gossip] below says so.
 # If the server is reached by another address from here:
 # server = "{server}"
 
@@ -151,6 +169,12 @@ name = "{name}"
 # Runs that this site works on side by side. Each keeps one worker process, with model and data in memory.
 runs_at_once = 1
 # labels = {{ region = "north" }}
+
+# Where neighbours of the same zone (labels.zone, and zones in policy.toml) call this site, in runs of gossip. Without it
+# the site opens no port; it calls them, and where neither can reach the other the server passes models on.
+[gossip]
+# listen = "0.0.0.0:7445"
+# advertise = "node-3.cluster-a.example.org:7445"
 
 [devices]
 # "auto" (the best device present), "cpu", "cuda", "cuda:1" or "mps". A device that is absent is an error.

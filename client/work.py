@@ -27,11 +27,15 @@ from atoll.client.board import Board
 from atoll.client.deliveries import Deliveries
 from atoll.client.home import SiteHome
 from atoll.client.left_state import set_aside
+from atoll.client.meeting import MODEL
+from atoll.client.neighbours import Neighbours
 from atoll.client.offers import Admission, admit, admit_region, preparation
+from atoll.client.own_models import GIVES, metrics_of, parts_of
 from atoll.client.policy import least_cell
-from atoll.client.refusal import as_refusal
+from atoll.client.refusal import as_refusal, require_agreed
 from atoll.client.settings import SiteSettings
 from atoll.client.steps import Observer, Step
+from atoll.client.version_parts import part_of_version
 from atoll.client.workers import Witness, Worker
 from atoll.cluster.messages import Describe, Evaluate, Prepared, Train
 from atoll.cluster.worker_process import WorkerDied
@@ -72,6 +76,7 @@ class Workplace:
     outbox: Outbox
     base_models: BaseModels
     deliveries: Deliveries
+    neighbours: Neighbours
     board: Board
     spawn: Spawn
     leave_run: Callable[[str, RemoteError], None]
@@ -257,25 +262,17 @@ class RunWork:
         place = self._place
         bench = await self._ready()
         config = config_of(task)
-        num_rounds = bench.admission.job.job.rounds
-        if task.round > num_rounds:
-            raise PolicyRefused(
-                f"task of round {task.round}, the run that site {self._site} agreed to has {num_rounds}",
-                site=self._site,
-                run=self.run,
-                round=task.round,
-                field="round",
-                value=task.round,
-                bound=num_rounds,
-            )
+        require_agreed(task, bench.admission.job.job.rounds, site=self._site)
         if task.kind == pb.STATISTICS:
             return await self._describe(key, task, bench)
+        prepared = bench.prepared
         base = await place.base_models.get(
             self.run,
             task.base_version,
             bench.admission.manifest,
-            encoded_bytes=bench.prepared.download_bytes,
-            most_bytes=bench.prepared.most_version_bytes,
+            encoded_bytes=prepared.download_bytes,
+            most_bytes=prepared.most_version_bytes,
+            part=part_of_version(prepared.fragments, task.base_version),
         )
         place.on_step(Step.FETCHED, str(key))
         # Now, rather than at the commit: what the next round begins with would wait for the disk.
@@ -286,9 +283,10 @@ class RunWork:
             "base_version": task.base_version,
             "base_path": str(base),
             "config": config,
+            "mix": parts_of(task, place),
         }
-        if task.kind == pb.TRAIN:
-            terms = {"num_sites": task.sum.num_sites, "max_weight": task.sum.max_weight}
+        if task.kind in GIVES:
+            terms = {"num_sites": task.sum.num_sites, "max_weight": task.sum.max_weight, "gives": GIVES[task.kind]}
             return await self._train(key, task, bench, common | terms | {"counted_round": task.counted_round})
         if task.kind == pb.EVALUATE:
             return await self._evaluate(key, task, bench, common)
@@ -302,7 +300,7 @@ class RunWork:
 
     async def _train(self, key: Key, task: pb.Task, bench: _Bench, common: dict[str, Any]) -> pb.Result:
         place, max_weight = self._place, bench.prepared.sum_weights or bench.prepared.max_weight
-        name = SUM if place.is_region else UPDATE
+        name = SUM if place.is_region else MODEL if task.kind == pb.EXCHANGE else UPDATE
         out_path = await asyncio.to_thread(place.outbox.draft, key, name)
         place.board.working(self.run, "training", task.round)
 
@@ -324,9 +322,8 @@ class RunWork:
                 bound=max_weight,
             )
         payload = pb.Payload(name=name, num_bytes=trained.num_bytes, crc32=trained.crc32)
-        return pb.Result(
-            key=task.key, round=task.round, weight=trained.weight, metrics=sums_of(trained.metrics), payloads=[payload]
-        )
+        metrics = sums_of(trained.metrics) or metrics_of(task, place)
+        return pb.Result(key=task.key, round=task.round, weight=trained.weight, metrics=metrics, payloads=[payload])
 
     async def _evaluate(self, key: Key, task: pb.Task, bench: _Bench, common: dict[str, Any]) -> pb.Result:
         self._place.board.working(self.run, "evaluating", task.round)
@@ -375,6 +372,7 @@ class RunWork:
         await self.close()
         place = self._place
         await place.deliveries.drop_run(self.run)
+        await place.neighbours.drop_run(self.run)
         await self._with_room("leaving", lambda: asyncio.to_thread(place.task_log.leave, self.run))
         await asyncio.to_thread(place.base_models.drop_run, self.run)
         await asyncio.to_thread(set_aside, place.home, self.run)

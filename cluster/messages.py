@@ -52,6 +52,16 @@ class Prepare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One model of those that a site mixes into its own (gossip), as the run's manifest lays it out."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    site: str
+    weight: Annotated[float, Field(gt=0, le=1)]
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
     """Train from a base model and write the update. Answered by `Trained`, with `Progress` before."""
 
@@ -66,6 +76,10 @@ class Train:
     num_sites: _Count = 0  # terms of the round's exact sum, which a region folds with; 0 where not told
     max_weight: _Count = 0
     counted_round: _Count = 0  # last round whose version holds this site's update; 0: none
+    mix: list[Part] = field(
+        default_factory=list
+    )  # training begins with their mixture; with the base version where empty
+    gives: Literal["update", "model", "mixed"] = "update"  # "model": whole; "mixed": nothing is trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +93,7 @@ class Evaluate:
     base_version: _Count
     base_path: str
     config: dict[str, Any] = field(default_factory=dict)
+    mix: list[Part] = field(default_factory=list)  # the site's own model, whose distance to the version is told too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +130,11 @@ class Prepared:
     kind: Literal["prepared"] = "prepared"
     key: str = "prepare"
     max_weight: _Count  # largest weight of an update of this site in this run; 0 where it only evaluates
-    update_bytes: _Count  # length of every update, and at most that of a payload; 0 where it only evaluates
+    update_bytes: _Count  # length of its longest update, and at most that of a payload; 0 where it only evaluates
     device: str  # as torch names it: "cpu", "cuda:0"
     download_bytes: _Count = 0  # length of a version as it comes, where a codec made it smaller; 0: a model file
+    fragments: list[tuple[_Count, _Count]] = field(default_factory=list)  # start and stop in a version's data, of each
+    # that is exchanged by itself: round r, from 1, moves number (r - 1) modulo their number; none where all moves
     num_sites: _Count = 0  # below a region; 0 of a worker
     sum_weights: _Count = 0  # of a region: largest weight of its sums
     most_version_bytes: _Count = 0  # of a list of payloads, which grows and comes as it is; 0 of tensors

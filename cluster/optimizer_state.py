@@ -56,7 +56,7 @@ class LocalOptimizer:
                 else:
                     raise AppFailed(
                         f"{type(self.torch).__name__} keeps {name!r} as {type(value).__name__}, which cannot be kept "
-                        "between rounds; set keeps_optimizer = False in the app",
+                        "between rounds; set keeps_optimizer = False in the app, and take another schedule than every_steps",
                         field=name,
                     )
         return Kept(tensors=tensors, values=values)

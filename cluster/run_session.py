@@ -7,58 +7,48 @@ is on the disk (`SiteState`) and nowhere else, so a worker that was killed and s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from atoll.aggregation.download import Download
 from atoll.aggregation.encode import encode_update
+from atoll.aggregation.fragments import Fragments
 from atoll.aggregation.layout import UpdateLayout
+from atoll.aggregation.mixing import distance
 from atoll.aggregation.rounding import Rounding, rounding_key
 from atoll.aggregation.rules import LocalRule, Watching
 from atoll.aggregation.strategy import Strategy, resolve
 from atoll.cluster import personal
 from atoll.cluster.app import App
-from atoll.cluster.batches import Work, plan_work
+from atoll.cluster.batches import plan_work
 from atoll.cluster.carried_over import CarriedOver, RoundCarried
 from atoll.cluster.evaluate import evaluate
 from atoll.cluster.local_loop import train_locally
-from atoll.cluster.messages import Evaluate, Evaluated, Prepared, Train, Trained
-from atoll.cluster.optimizer_state import LocalOptimizer
+from atoll.cluster.messages import Evaluate, Evaluated, Part, Prepared, Train, Trained
+from atoll.cluster.mixed_model import CONSENSUS, mixed_model, write_model
+from atoll.cluster.own_model import OwnModel
 from atoll.cluster.pairing import Pairing
 from atoll.cluster.personal import PersonalWork
 from atoll.cluster.seeds import training_seed
-from atoll.cluster.site_state import Kept, SiteState
+from atoll.cluster.site_state import Kept, SiteState, joined
+from atoll.cluster.training import Training
 from atoll.cluster.update_file import create_update
 from atoll.wire.checksum import crc32_of
-from atoll.wire.errors import Malformed, NotAllowed
-from atoll.wire.explain import explain
-from atoll.wire.job import Job, WorkSection
+from atoll.wire.errors import NotAllowed
+from atoll.wire.job import Job
 from atoll.wire.manifest import Manifest
 from atoll.wire.model_file import ModelFile, map_file, open_model
 from atoll.wire.tensors import load_state, state_of, views
 
 OnStep = Callable[[int, int], None]
 _LOCAL = "local/"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """What a site needs beyond the model to train it."""
-
-    dataset: Dataset[Any]
-    optimizer: LocalOptimizer
-    work: Work
-    max_weight: int  # of an update in any round of the run, as promised
-    secret: bytes  # of the randomness of rounding
-    personal: PersonalWork | None  # where the site has a model for itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +61,7 @@ class RunSession:
     job: Job  # as it is in the rounds that this is opened for
     strategy: Strategy
     manifest: Manifest
-    layout: UpdateLayout
+    fragments: Fragments
     device: torch.device
     app: App
     model: nn.Module
@@ -80,16 +70,23 @@ class RunSession:
     state: SiteState
     pairing: Pairing
     carried_over: CarriedOver | None  # where the codec has feedback
+    own_model: OwnModel
     training: Training | None
     test_data: Dataset[Any] | None
+
+    @property
+    def layout(self) -> UpdateLayout:
+        """Of all that travels, in one round or in turns."""
+        return self.fragments.whole
 
     def prepared(self) -> Prepared:
         """What the agent wants to know before it accepts the run."""
         return Prepared(
             max_weight=self.training.max_weight if self.training else 0,
-            update_bytes=self.layout.num_bytes if self.training else 0,
+            update_bytes=max(f.layout.num_bytes for f in self.fragments.all) if self.training else 0,
             device=str(self.device),
             download_bytes=self.download.num_bytes if self.download else 0,
+            fragments=[(f.start, f.stop) for f in self.fragments.all] if self.fragments.count > 1 else [],
         )
 
     def at(self, round_: int) -> RunSession | None:
@@ -105,7 +102,7 @@ class RunSession:
             return self
         strategy, training = resolve(job), self.training
         if training is not None:
-            work = plan_work(self.app, training.dataset, job.strategy.work)
+            work = plan_work(self.app, training.dataset, strategy.work)
             training = replace(training, work=work)
             if isinstance(strategy.rule, Watching):
                 strategy.rule.watch(training.optimizer.torch)
@@ -120,15 +117,21 @@ class RunSession:
             AppFailed, DiskFull, LocalError, Malformed: as they say.
         """
         training = self._require_training()
-        work = self._work_of(request, training)
+        if request.gives == "mixed":
+            return self._collected(request, training)
+        work = training.work_of(request, self.app, self.strategy)
+        whole = request.gives == "model"
         # The room is taken before the work is done: a full disk costs no training.
-        room = create_update(Path(request.out_path), self.layout.num_bytes)
+        layout = self.fragments.of_round(request.round).layout
+        num_bytes = self.manifest.num_bytes if whole else layout.num_bytes
+        room = create_update(Path(request.out_path), num_bytes)
         carry = self.carried_over
         carried_over = carry.begin(request.round, request.counted_round) if carry else nullcontext()
-        with self._open_base(Path(request.base_path)) as base, room as out, carried_over as carried:
+        with self._open_base(Path(request.base_path), request.mix) as base, room as out, carried_over as carried:
             kept = self.state.load(request.round)
             self._load(base, kept)
             self.pairing.resume(request.counted_round, views(self.manifest, base.map, writable=False))
+            self.own_model.begin(self._tensors(), kept, request.round)
             training.optimizer.begin_round(kept)
             outcome = train_locally(
                 self.app,
@@ -143,9 +146,9 @@ class RunSession:
             )
             if carried is not None:
                 carried.weigh(outcome.weight)
-            crc32 = self._write_update(request.round, base, training, out, carried)
+            crc32 = self._write_model(out) if whole else self._write_update(request.round, base, training, out, carried)
             self.pairing.settle(request.round, request.counted_round, self.layout, out)
-            leaves = self._leaves(training)
+            leaves = self._leaves(request.round, training)
             metrics, own = self._train_personal(request.round, base, kept, training, on_step)
         if leaves.values or leaves.tensors or own:
             self.state.save(request.round, Kept(tensors={**leaves.tensors, **own}, values=leaves.values))
@@ -153,9 +156,20 @@ class RunSession:
             key=request.key,
             weight=outcome.weight,
             metrics={**outcome.metrics, **metrics},
-            num_bytes=self.layout.num_bytes,
+            num_bytes=num_bytes,
             crc32=crc32,
         )
+
+    def _collected(self, request: Train, training: Training) -> Trained:
+        """The difference of the site's own model to the base version; each site's counts the same."""
+        with (
+            self._open_base(Path(request.base_path)) as base,
+            create_update(Path(request.out_path), self.layout.num_bytes) as out,
+        ):
+            own = mixed_model(self.layout, request.mix)
+            tensors = views(self.manifest, own.map, writable=False)
+            crc32 = self._write_update(request.round, base, training, out, trained=tensors)
+        return Trained(key=request.key, weight=1, metrics={}, num_bytes=self.layout.num_bytes, crc32=crc32)
 
     def evaluate(self, request: Evaluate, on_step: OnStep) -> Evaluated:
         """Metric sums of a version on this machine's test data.
@@ -163,12 +177,17 @@ class RunSession:
         Raises:
             BadUpdate: a metric is not finite.
         """
-        if self.test_data is None:
-            return Evaluated(key=request.key, metrics={})
-        kept = self.state.load(request.round + 1)
+        metrics: dict[str, tuple[float, float]] = {}
         with self._open_base(Path(request.base_path)) as base:
+            if request.mix:
+                mixed = mixed_model(self.layout, request.mix)
+                metrics[CONSENSUS] = distance(self.layout, mixed.map, base.map), 1.0
+            if self.test_data is None:
+                return Evaluated(key=request.key, metrics=metrics)
+            kept = self.state.load(request.round + 1)
             self._load(base, kept)
-        metrics = evaluate(self.app, self.model, self.test_data, device=self.device, on_batch=lambda: on_step(0, 0))
+        found = evaluate(self.app, self.model, self.test_data, device=self.device, on_batch=lambda: on_step(0, 0))
+        metrics = {**found, **metrics}
         if self._make_personal(request.round, kept, on_step):
             own = evaluate(self.app, self.model, self.test_data, device=self.device, on_batch=lambda: on_step(0, 0))
             metrics |= personal.named(own)
@@ -179,30 +198,12 @@ class RunSession:
             raise NotAllowed("this worker was prepared for evaluation only", site=self.site, run=self.run)
         return self.training
 
-    def _work_of(self, request: Train, training: Training) -> Work:
-        """The round's work: the job's, but for what the task itself says otherwise."""
-        if not request.config:
-            return training.work
-        unit = {"epochs", "steps"} & request.config.keys()
-        table = self.job.strategy.work.model_dump(exclude_none=True, exclude={"epochs", "steps"} if unit else set())
-        try:
-            section = WorkSection.model_validate({**table, **request.config})
-        except ValidationError as error:
-            raise Malformed(str(explain(error, WorkSection, "task")), field="config") from None
-        work = plan_work(self.app, training.dataset, section)
-        if work.max_weight > training.max_weight:
-            raise Malformed(
-                f"the task asks for work that weighs up to {work.max_weight}; this site promised at most "
-                f"{training.max_weight} in this run",
-                field="config",
-                value=work.max_weight,
-                bound=training.max_weight,
-            )
-        return work
-
     @contextmanager
-    def _open_base(self, path: Path) -> Iterator[ModelFile]:
-        """The base version, mapped, or decoded into memory where it came by a codec."""
+    def _open_base(self, path: Path, mix: Sequence[Part] = ()) -> Iterator[ModelFile]:
+        """The base version, mapped, or decoded into memory where it came by a codec; what is mixed, where `mix` says."""
+        if mix:
+            yield mixed_model(self.layout, mix)
+            return
         if self.download is None:
             with open_model(path) as base:
                 yield base
@@ -229,16 +230,26 @@ class RunSession:
                 if (own := kept.tensors.get(_LOCAL + spec.name)) is not None:
                     tensors[spec.name][0].copy_(own)
 
+    def _write_model(self, out: memoryview) -> int:
+        """Write the model itself into `out`; its crc32."""
+        write_model(self.layout, self._tensors(), out)
+        return crc32_of(out)
+
     def _write_update(
-        self, round: int, base: ModelFile, training: Training, out: memoryview, carried: RoundCarried | None
+        self,
+        round: int,
+        base: ModelFile,
+        training: Training,
+        out: memoryview,
+        carried: RoundCarried | None = None,
+        trained: Mapping[str, Tensor] | None = None,
     ) -> int:
-        """Encode the difference to the base into `out`; its crc32."""
+        """Encode the difference to the base into `out`, of the model or of `trained`; its crc32."""
         rounding = Rounding(rounding_key(training.secret, round))
-        trained = {name: tensor.detach() for name, (tensor, _) in state_of(self.model).items()}
         encode_update(
-            self.layout,
+            self.fragments.of_round(round).layout,
             views(self.manifest, base.map, writable=False),
-            trained,
+            self._tensors() if trained is None else trained,
             out,
             rounding=rounding,
             bound=self.strategy.bound,
@@ -247,14 +258,14 @@ class RunSession:
         )
         return crc32_of(out)
 
-    def _leaves(self, training: Training) -> Kept:
+    def _leaves(self, round: int, training: Training) -> Kept:
         """What the round leaves for the next one, beside its personal model: copies where that one is yet to come."""
-        kept = training.optimizer.end_round()
-        tensors = state_of(self.model)
-        local = {_LOCAL + spec.name: tensors[spec.name][0].detach() for spec in self.layout.absent}
+        tensors = self._tensors()
+        local = Kept(tensors={_LOCAL + spec.name: tensors[spec.name] for spec in self.layout.absent})
+        kept = joined((local, training.optimizer.end_round(), self.own_model.kept(tensors, round)))
         if training.personal is None:
-            return Kept(tensors={**local, **kept.tensors}, values=kept.values)
-        return Kept(tensors={n: t.clone() for n, t in {**local, **kept.tensors}.items()}, values=kept.values)
+            return kept
+        return replace(kept, tensors={name: tensor.clone() for name, tensor in kept.tensors.items()})
 
     def _train_personal(
         self, round: int, base: ModelFile, kept: Kept, training: Training, on_step: OnStep
@@ -299,3 +310,7 @@ class RunSession:
             on_step=on_step,
         )
         return outcome.metrics
+
+    def _tensors(self) -> Mapping[str, Tensor]:
+        """Those of the model, by the names of the manifest."""
+        return {name: tensor.detach() for name, (tensor, _) in state_of(self.model).items()}

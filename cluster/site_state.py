@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,16 @@ class Kept:
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def joined(parts: Iterable[Kept]) -> Kept:
+    """What several keep, as one; their names differ."""
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, Any] = {}
+    for part in parts:
+        tensors.update(part.tensors)
+        values.update(part.values)
+    return Kept(tensors=tensors, values=values)
 
 
 class SiteState:

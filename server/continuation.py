@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.aggregation.reducers.append import Append
-from atoll.aggregation.schedule import Resumable
+from atoll.aggregation.schedule import Branching, Resumable
 from atoll.aggregation.strategy import Strategy, resolve
 from atoll.server.events import Continued, Delegated, decode_event
 from atoll.server.models import RunModels, place_file
@@ -57,7 +57,9 @@ def source_of(store: Store, caller: Caller, job: Job, manifest: Manifest) -> Sou
         number, version, crc32 = begun.round, begun.version, row.crc32
     else:
         number, version, crc32 = 0, 0, row.crc32
-    _require_alike(run, decode_job(row.job), job)
+    before = decode_job(row.job)
+    _require_combined(run, before, version)
+    _require_alike(run, before, job)
     _require_model(run, Manifest.decode(store.manifest(run)), manifest)
     if job.job.rounds <= number:
         raise ConfigError(
@@ -120,6 +122,19 @@ def _require_model(run: str, before: Manifest, now: Manifest) -> None:
         ) from None
 
 
+def _require_combined(run: str, before: Job, version: int) -> None:
+    """Between two versions of all, what a run has learned is in those of its groups, which no other run has."""
+    schedule = resolve(before).schedule
+    if isinstance(schedule, Branching) and version % schedule.combines_every:
+        raise ConfigError(
+            f"run {run} ended at version {version}, and its groups are combined every {schedule.combines_every} rounds: "
+            "their own versions cannot go on; begin anew from its last one of all: atoll run --from FILE",
+            key="job.continues",
+            value=str(version),
+            bound=f"a multiple of {schedule.combines_every}",
+        )
+
+
 def _require_alike(run: str, before: Job, now: Job) -> None:
     """What reaches over the rounds of a run, at the server and at the sites, must be of one kind."""
     old, new = resolve(before), resolve(now)
@@ -136,6 +151,7 @@ def _require_alike(run: str, before: Job, now: Job) -> None:
         ("strategy.rule", type(old.rule).__name__, type(new.rule).__name__),
         ("strategy.buffers", old.buffers, new.buffers),
         ("strategy.local", ", ".join(old.local), ", ".join(new.local)),
+        ("strategy.schedule.fragments", str(old.exchange.num_fragments), str(new.exchange.num_fragments)),
     ):
         if was != is_:
             raise ConfigError(

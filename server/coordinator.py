@@ -11,15 +11,17 @@ import logging
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from typing import Any
 
-from atoll.aggregation.strategy import require_regions_allowed
 from atoll.server.driver import RunDriver
 from atoll.server.evaluator import Evaluator
 from atoll.server.events import TaskLost
+from atoll.server.meetings import Meetings
 from atoll.server.membership import Leases
 from atoll.server.offers import Offers, Wanted
 from atoll.server.open_runs import OpenRuns
 from atoll.server.regions import is_region, joined_event
+from atoll.server.relays import Relays
 from atoll.server.results import Results
 from atoll.server.round import Metrics
 from atoll.server.security import as_remote
@@ -28,11 +30,11 @@ from atoll.server.settings import ServerFolder, ServerSettings
 from atoll.server.steps import Observer, Step, unobserved
 from atoll.server.store import Store
 from atoll.server.transfers import Transfers
+from atoll.server.unfit import refuse_unfit
 from atoll.wire import control_pb2 as pb
 from atoll.wire import errors_pb2
 from atoll.wire.errors import (
     AtollError,
-    ConfigError,
     Malformed,
     RemoteError,
     Stale,
@@ -78,7 +80,9 @@ class Coordinator:
         )
         self._store = store
         self._evaluator = evaluator
-        self._results = Results(runs=self.runs, sessions=self.sessions, transfers=self.transfers, on_step=on_step)
+        shared: dict[str, Any] = {"runs": self.runs, "sessions": self.sessions, "transfers": self.transfers}
+        self._meetings = Meetings(**shared, relays=Relays(folder.relays, self.transfers))
+        self._results = Results(**shared, meetings=self._meetings, on_step=on_step)
         self._on_step = on_step
         self._leases = Leases(settings.limits.lease_s)
         self._offers = Offers()
@@ -204,6 +208,7 @@ class Coordinator:
         for driver in self.runs:
             await driver.started()
             self._catch_up(driver, site, hello)
+        self._meetings.attached(session)
         self._make_offers()
 
     def _catch_up(self, driver: RunDriver, site: str, hello: pb.Hello) -> None:
@@ -259,6 +264,8 @@ class Coordinator:
                 self._results.failed(site, message.task_failed)
             case "fetch":
                 await self._results.fetch(session, message.fetch)
+            case "met_peer":
+                self._meetings.met(site, message.met_peer)
             case "leave_run":
                 driver = self.runs.get(message.leave_run.run)
                 if driver is not None:
@@ -296,7 +303,8 @@ class Coordinator:
             if session.site in self._active_sites and not session.ended
         }
         open_drivers = [driver for driver in self.runs if driver.takes_sites]
-        self._refuse_regions(open_drivers)
+        refuse_unfit(open_drivers, self.sessions, self._offers)
+        self._meetings.refuse_outsiders(open_drivers, self._offers)
         for run, site in self._offers.next(places, [_wanted(driver) for driver in open_drivers]):
             driver = self.runs.get(run)
             if driver is not None:
@@ -335,16 +343,6 @@ class Coordinator:
         driver.summary.site_is(site, "declined", detail=reason)
         self._make_offers()
 
-    def _refuse_regions(self, drivers: list[RunDriver]) -> None:
-        """Regions are not asked to join a run whose reducer needs each update by itself."""
-        for driver in drivers:
-            for region in self.regions(driver.only):
-                try:
-                    require_regions_allowed(driver.job, [region])
-                except ConfigError as error:
-                    self._offers.declined(driver.run, region, str(error))
-                    driver.summary.site_is(region, "declined", detail=str(error))
-
     # --- what drivers need (`surroundings.Surroundings`) ------------------------------------------------------------------
 
     def send(self, site: str, **body: object) -> None:
@@ -378,12 +376,17 @@ class Coordinator:
     def transferred(self, run: str) -> tuple[int, int]:
         return self.transfers.transferred(run)
 
+    def introduce(self, run: str) -> None:
+        if (driver := self.runs.get(run)) is not None:
+            self._meetings.introduce(driver)
+
     def run_ended(self, run: str) -> None:
         if self._evaluator is not None:
             release = asyncio.ensure_future(self._evaluator.release(run))
             self._releases.add(release)
             release.add_done_callback(self._releases.discard)
         self._offers.forget_run(run)
+        self._meetings.run_ended(run)
         self.runs.ended(run)
 
 

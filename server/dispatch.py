@@ -27,6 +27,8 @@ def dispatch(state: RunState, action: Dispatch) -> tuple[RunState, tuple[RunActi
     below = {site: state.members[site].num_sites for site in action.sites if site in state.members}
     regions = {site: num_sites for site, num_sites in below.items() if num_sites}
     round_ = round_.extended(action.sites, action.max_weight, regions, action.num_sites)
+    if action.branch is not None:
+        round_ = round_.grouped(action.sites, action.branch, action.max_weight)
     tasks, rounds = dict(state.tasks), dict(state.rounds)
     for task in [task for task in tasks.values() if task.kind == "train" and task.site in action.carried]:
         tasks[task.task] = replace(task, round=action.round, dispatched=task.given_in)

@@ -20,7 +20,6 @@ from atoll.server.events import (
     RunEvent,
     ServerEvaluated,
     TaskLost,
-    WaitEnded,
     decode_event,
     encode_event,
 )
@@ -33,9 +32,9 @@ from atoll.server.run import advance, begin, end_of, kept_for_good, outstanding,
 from atoll.server.run_state import (
     AnnounceCommit,
     ArmTimer,
-    CommitRound,
     EndRun,
     EvaluateHere,
+    Exchanging,
     OpenRound,
     Phase,
     Plan,
@@ -228,14 +227,14 @@ class RunDriver:
         match action:
             case OpenRound(round=round_):
                 await asyncio.to_thread(self.pipeline.open_round, round_)
-                self.summary.round_opened(round_.number, time.monotonic(), self._around.transferred(self.run))
-                await self._mark_running()
+                await self._opened(round_.number)
+            case Exchanging(round=number):
+                await self._opened(number)
+                self._around.introduce(self.run)
             case SendTask(task=task):
                 self._send_task(task)
             case WithdrawTask(task=task, reason=reason):
                 self._withdraw(task, reason)
-            case CommitRound():
-                pass  # `_commit_if_whole` follows, here and whenever bytes that were lacking arrive
             case ArmTimer(name=name, after_s=after_s):
                 self._arm(name, after_s)
             case EvaluateHere(version=version):
@@ -244,6 +243,7 @@ class RunDriver:
                 self._announce()
             case EndRun():
                 await self._end(action)
+        # Of CommitRound: `_commit_if_whole` follows, here and whenever bytes that were lacking arrive.
 
     # --- committing -------------------------------------------------------------------------------------------------
 
@@ -316,11 +316,11 @@ class RunDriver:
 
     def _end_wait(self) -> None:
         if self._waits:
-            self.tell(WaitEnded(reason=self._around.shortfall(self.run)))
+            self.tell(self.state.wait_over(self.plan, self._around.shortfall(self.run)))
 
     def nobody_left_to_ask(self) -> None:
         """All offers are answered: the members so far are who there is."""
-        if self.state.phase is Phase.WAITING and len(self.state.members) >= self.plan.schedule.min_sites:
+        if self.state.phase is Phase.WAITING and self.state.may_begin(self.plan):
             self.tell(Ready())
 
     async def _evaluate(self, version: int) -> None:
@@ -343,7 +343,8 @@ class RunDriver:
 
     # --- beginning and end ------------------------------------------------------------------------------------------
 
-    async def _mark_running(self) -> None:
+    async def _opened(self, number: int) -> None:
+        self.summary.round_opened(number, time.monotonic(), self._around.transferred(self.run))
         if self.summary.status != "running":
             self._arm("wait for sites", 0)
             self.summary.set_status("running")
@@ -356,9 +357,7 @@ class RunDriver:
         await self.durably(self._store.set_status, self.run, status, reason.SerializeToString() if reason else None)
         for number in list(self.summary.open_rounds):
             self.pipeline.drop(number)
-        ended = pb.RunEnded(run=self.run, status=status)
-        if reason is not None:
-            ended.reason.CopyFrom(reason)
+        ended = pb.RunEnded(run=self.run, status=status, reason=reason)
         for site in {**self.state.members, **self.state.former}:
             self._around.send(site, run_ended=ended)
         self._around.withdraw_transfers(self.run, None, Stale(f"run {self.run} is over", run=self.run))

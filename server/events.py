@@ -39,6 +39,29 @@ class TaskLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelKept:
+    """Of gossip: a site holds the model that it has trained, durably; nothing of it has come here."""
+
+    task: str
+    attempt: int
+    site: str
+    round: int
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerMet:
+    """Of gossip: a site holds its neighbour's model, or cannot come by it the way that it was told."""
+
+    site: str
+    peer: str
+    round: int
+    received: bool
+    reason: str = ""
+    tried: int = 0  # ways that had failed when it was told this one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SiteEvaluated:
     """A site's metric sums of a model version."""
 
@@ -143,6 +166,8 @@ RunEvent = (
     | Withdrawn
     | EvaluationAsked
     | EndedAbove
+    | ModelKept
+    | PeerMet
 )
 
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in RunEvent.__args__}

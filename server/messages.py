@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from atoll.aggregation.schedules.gossip import GossipState
+from atoll.server.exchange import start_of
 from atoll.server.records import RunRow
 from atoll.server.run_state import RunState, Task
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import RemoteError, to_detail
+from atoll.wire.gossip_pb2 import Mixing, Share
 from atoll.wire.job import Asks
 from atoll.wire.manifest import Manifest
 
@@ -26,18 +29,27 @@ _KINDS: dict[Asks, pb.TaskKind] = {"train": pb.TRAIN, "evaluate": pb.EVALUATE, "
 
 
 def task_message(run: str, task: Task, state: RunState, asks: Asks = "train") -> pb.Task:
-    """A task of a site; of a training also the terms of its open round, which a region folds with."""
+    """A task of a site; of a training with the terms of its open round, which a region folds with."""
     round_ = state.rounds.get(task.round)
     message = pb.Task(
         key=task_key(run, task),
-        kind=_KINDS[asks if task.kind == "train" else "evaluate"],
+        kind=_kind(task, state, asks),
         round=task.given_in,
         base_version=task.base_version,
     )
-    if message.kind == pb.TRAIN and round_ is not None:
+    if message.kind in (pb.TRAIN, pb.COLLECT) and round_ is not None:
         message.sum.CopyFrom(pb.SumTerms(num_sites=round_.num_sites, max_weight=round_.max_weight))
         message.counted_round = state.counted.get(task.site, 0)
+    if (start := start_of(state, task)) is not None:
+        shares = [Share(site=site, weight=weight) for site, weight in start.shares]
+        message.mixing.CopyFrom(Mixing(round=start.round, attempt=1, shares=shares))
     return message
+
+
+def _kind(task: Task, state: RunState, asks: Asks) -> pb.TaskKind:
+    if task.kind == "train":
+        return pb.COLLECT if isinstance(state.schedule, GossipState) else _KINDS[asks]
+    return pb.EXCHANGE if task.kind == "exchange" else pb.EVALUATE
 
 
 def committed_message(run: str, state: RunState, site: str) -> pb.Committed:

@@ -11,15 +11,17 @@ import shutil
 import threading
 from collections.abc import Collection
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from atoll.aggregation.download import Download
+from atoll.aggregation.layout import UpdateLayout
 from atoll.aggregation.optimizer_state import OptimizerState
+from atoll.aggregation.server_optimizers import ServerOptimizer
 from atoll.cluster.update_file import create_update
 from atoll.transport.durable import disk_errors, sync_file, sync_folder
 from atoll.wire.checksum import crc32_of
-from atoll.wire.errors import Unknown
+from atoll.wire.errors import Malformed, Unknown
 from atoll.wire.manifest import Manifest
 from atoll.wire.model_file import ModelFile, create, map_file, open_model, remove_drafts
 
@@ -35,7 +37,31 @@ class Outgoing:
     def crc32(self) -> int:
         """Of the bytes (zlib). Blocks."""
         with map_file(self.path) as whole:
-            return crc32_of(whole[self.data_offset :])
+            return crc32_of(whole[self.data_offset : self.data_offset + self.num_bytes])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a site fetches: a version, or so many bytes of it."""
+
+    version: int
+    first_byte: int = 0
+    part_bytes: int = 0  # 0: all of it
+
+    def of(self, whole: Outgoing) -> Outgoing:
+        """That of a whole version. Raises Malformed where the version has no such bytes."""
+        if not self.part_bytes and not self.first_byte:
+            return whole
+        if not 0 < self.part_bytes <= whole.num_bytes - self.first_byte:
+            raise Malformed(
+                f"bytes {self.first_byte} to {self.first_byte + self.part_bytes} of a version of {whole.num_bytes}; update "
+                "the site's software",
+                field="part_bytes",
+                value=self.part_bytes,
+                bound=f"1 to {whole.num_bytes - self.first_byte}",
+            )
+        offset = whole.data_offset + self.first_byte
+        return replace(whole, data_offset=offset, num_bytes=self.part_bytes)
 
 
 class RunModels:
@@ -55,20 +81,27 @@ class RunModels:
         for path in [*self._folder.glob("*.download"), *self._folder.glob("*.draft")]:
             path.unlink(missing_ok=True)
 
-    def path(self, version: int) -> Path:
-        return self._folder / f"{version}.safetensors"
+    def path(self, version: int, branch: int | None = None) -> Path:
+        """Of a version, or of the form that a group has of it."""
+        return self._folder / f"{version}{_of(branch)}.safetensors"
 
-    def optimizer_path(self, version: int) -> Path:
+    def optimizer_path(self, version: int, branch: int | None = None) -> Path:
         """State of the server optimizer that belongs to `version`."""
-        return self._folder / f"{version}.optimizer.safetensors"
+        return self._folder / f"{version}{_of(branch)}.optimizer.safetensors"
 
-    def save_optimizer(self, version: int, state: OptimizerState) -> None:
+    def save_optimizer(self, version: int, state: OptimizerState, branch: int | None = None) -> None:
         """Keep the state of the server optimizer that belongs to `version`, durably.
 
         Raises:
             DiskFull: no room.
         """
-        state.save(self.optimizer_path(version))
+        state.save(self.optimizer_path(version, branch))
+
+    def load_optimizer(
+        self, version: int, optimizer: ServerOptimizer, layout: UpdateLayout, branch: int | None = None
+    ) -> OptimizerState:
+        """The state that `save_optimizer` kept. Raises LocalError where the file is missing, damaged, or of another."""
+        return OptimizerState.load(self.optimizer_path(version, branch), optimizer, layout)
 
     @property
     def spool(self) -> Path:
@@ -78,32 +111,33 @@ class RunModels:
     def has(self, version: int) -> bool:
         return self.path(version).exists()
 
-    def open(self, version: int) -> ModelFile:
+    def open(self, version: int, branch: int | None = None) -> ModelFile:
         """The version's file, mapped for reading.
 
         Raises:
             Unknown: it was never committed, or retention has removed it.
         """
-        if not self.has(version):
+        if not self.path(version, branch).exists():
             raise Unknown(
                 f"run {self._run} has no model version {version} on disk: only the newest are kept, and version 0",
                 run=self._run,
                 field="version",
                 value=version,
             )
-        return open_model(self.path(version))
+        return open_model(self.path(version, branch))
 
     def manifest_of(self, version: int) -> bytes:
         """What the version's file holds, serialised. Blocks. Raises Unknown as `open` does."""
         with self.open(version) as model:
             return model.manifest.encode()
 
-    def stored(self, version: int) -> Outgoing:
+    def stored(self, version: int, branch: int | None = None) -> Outgoing:
         """The version in full. Blocks. Raises Unknown as `open` does."""
-        with self.open(version) as model:
-            return Outgoing(path=self.path(version), data_offset=model.data_offset, num_bytes=model.num_bytes)
+        with self.open(version, branch) as model:
+            path = self.path(version, branch)
+            return Outgoing(path=path, data_offset=model.data_offset, num_bytes=model.num_bytes)
 
-    def outgoing(self, version: int) -> Outgoing:
+    def outgoing(self, version: int, branch: int | None = None) -> Outgoing:
         """The version as it goes to sites: its file, or the one that the run's codec of downloads makes of it. Blocks.
 
         Raises:
@@ -112,9 +146,9 @@ class RunModels:
             BadUpdate: the codec cannot write a value of the model.
         """
         if self._download is None:
-            return self.stored(version)
-        with self.open(version) as model:
-            path = self._folder / f"{version}.download"
+            return self.stored(version, branch)
+        with self.open(version, branch) as model:
+            path = self._folder / f"{version}{_of(branch)}.download"
             with self._encoding:
                 if not path.exists():
                     draft = path.with_suffix(".draft")
@@ -124,18 +158,19 @@ class RunModels:
             return Outgoing(path=path, data_offset=0, num_bytes=self._download.num_bytes)
 
     def create(
-        self, version: int, metadata: dict[str, str], manifest: Manifest | None = None
+        self, version: int, metadata: dict[str, str], manifest: Manifest | None = None, branch: int | None = None
     ) -> AbstractContextManager[memoryview]:
         """Bytes of a new version to be filled; under its name and durable when the block ends without an error.
 
         Args:
             manifest: of this version, where it is not the run's: lists of payloads grow.
+            branch: the group whose form of the version it is.
 
         Raises:
             DiskFull: no room; nothing is left behind.
         """
         return create(
-            self.path(version),
+            self.path(version, branch),
             manifest or self.manifest,
             {"atoll.run": self._run, "atoll.version": str(version)} | metadata,
         )
@@ -175,3 +210,7 @@ def place_file(source: Path, path: Path) -> None:
             sync_file(draft)
             os.replace(draft, path)
         sync_folder(path.parent)
+
+
+def _of(branch: int | None) -> str:
+    return "" if branch is None else f".group-{branch}"

@@ -62,6 +62,10 @@ class Offers:
         self.settled(run, site)
         self._declined[run, site] = reason
 
+    def is_declined(self, run: str, site: str) -> bool:
+        """Whether this site is not asked (again) for this run, as far as is known."""
+        return (run, site) in self._declined
+
     def forget_site(self, site: str) -> None:
         """The site detached: its offers are void, and it may be asked again when it is back."""
         for key in [key for key in (*self._pending, *self._declined) if key[1] == site]:

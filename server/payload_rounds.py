@@ -33,8 +33,7 @@ class PayloadRounds:
         self._open: dict[int, tuple[int, Appending, set[str]]] = {}  # with the number of sites, and those that are in
         self._opening = threading.Lock()
 
-    @property
-    def update_bytes(self) -> int:
+    def update_bytes(self, round_: int) -> int:
         return self._reducer.options.max_bytes
 
     def mixed(self, num_updates: int) -> int:

@@ -17,15 +17,16 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.aggregation.layout import UpdateLayout, update_layout
+from atoll.aggregation.layout import UpdateLayout
 from atoll.aggregation.next_model import next_model
 from atoll.aggregation.optimizer_state import OptimizerState
 from atoll.aggregation.partial import PartialLayout
 from atoll.aggregation.reducers.reduction import NO_METRICS, Mergeable, Metrics, Reduction, RoundTerms
-from atoll.aggregation.schedule import Asynchronous
+from atoll.aggregation.schedule import Asynchronous, Branching
 from atoll.aggregation.stages import Strategies
 from atoll.aggregation.strategy import Strategy
 from atoll.cluster.update_file import create_update
+from atoll.server.groups import Groups
 from atoll.server.models import RunModels
 from atoll.server.round import Round
 from atoll.server.round_work import NewVersion
@@ -74,20 +75,23 @@ class Pipeline:
         self._stages = stages
         self._manifest = manifest
         self._models = models
-        self._layout: UpdateLayout = update_layout(manifest, strategy.codec, strategy.buffers, strategy.local)
+        self._fragments = strategy.fragments(manifest)
+        self._layout: UpdateLayout = self._fragments.whole
         self._partial = PartialLayout(self._layout)
-        self._open: dict[int, _Open] = {}
+        self._open: dict[tuple[int, int | None], _Open] = {}  # by round and group
         self._opening = threading.Lock()
+        self._groups = (
+            Groups(strategy, strategy.schedule, manifest, models) if isinstance(strategy.schedule, Branching) else None
+        )
         self._optimizer_state: tuple[int, OptimizerState] | None = None  # with the version that it belongs to
 
     def mixed(self, num_updates: int) -> int:
         """Updates that every value of a version mixes, at least, which is made of so many."""
         return (self._stages or self._strategy.reducer).mixed(num_updates)
 
-    @property
-    def update_bytes(self) -> int:
-        """Length of an encoded update of this run."""
-        return self._layout.num_bytes
+    def update_bytes(self, round_: int) -> int:
+        """Length of an encoded update of a round."""
+        return self._fragments.of_round(round_).layout.num_bytes
 
     @property
     def partial_bytes(self) -> int:
@@ -95,42 +99,45 @@ class Pipeline:
         return self._partial.num_bytes
 
     def open_round(self, round_: Round) -> None:
-        """Get ready to fold updates of `round_`; a cohort that has grown starts the sum anew.
+        """Get ready to fold updates of `round_`; a cohort that has grown starts its sum anew.
 
         So does a round that is asked for again after it was abandoned.
         """
         with self._opening:
-            self._begin(round_)
+            for branch in round_.sums:
+                self._begin(round_, branch)
 
-    def _opened(self, round_: Round) -> _Open:
-        """The sum of a round, begun where it is not: its first update may be in before the run has got that far."""
+    def _opened(self, round_: Round, branch: int | None) -> _Open:
+        """A sum of a round, begun where it is not: its first update may be in before the run has got that far."""
         with self._opening:
-            if round_.number not in self._open:
-                self._begin(round_)
-            return self._open[round_.number]
+            if (round_.number, branch) not in self._open:
+                self._begin(round_, branch)
+            return self._open[round_.number, branch]
 
-    def _begin(self, round_: Round) -> None:
-        known = self._open.get(round_.number)
-        num_sites = round_.num_sites
-        same = known is not None and (known.num_sites, known.max_weight) == (num_sites, round_.max_weight)
+    def _begin(self, round_: Round, branch: int | None) -> None:
+        known = self._open.get((round_.number, branch))
+        num_sites, max_weight = round_.terms_of(branch)
+        same = known is not None and (known.num_sites, known.max_weight) == (num_sites, max_weight)
         if known is not None and same and known.folded <= set(round_.updates):
             return
         terms = RoundTerms(
             num_sites=num_sites,
-            max_weight=round_.max_weight,
+            max_weight=max_weight,
             bound=self._strategy.bound,
             seed=_seed(self._seed, round_.number),
             spool=self._models.spool,
         )
-        reduction = self._at(round_.number).reducer.init(self._layout, terms)
-        self._open[round_.number] = _Open(
-            reduction=reduction, num_sites=num_sites, max_weight=round_.max_weight, folded=set()
+        reducer = self._at(round_.number).reducer
+        reduction = reducer.init(self._fragments.of_round(round_.number).layout, terms)
+        self._open[round_.number, branch] = _Open(
+            reduction=reduction, num_sites=num_sites, max_weight=max_weight, folded=set()
         )
 
     def lacks(self, round_: Round) -> tuple[str, ...]:
         """Sites whose update is accepted but not in the sum, as after a restart: they still keep it."""
-        known = self._open.get(round_.number)
-        return tuple(sorted(set(round_.updates) - (known.folded if known is not None else set())))
+        known = list(self._open.items())  # a copy at once: threads open rounds meanwhile
+        folded = [one.folded for (number, _), one in known if number == round_.number]
+        return tuple(sorted(set(round_.updates).difference(*folded)))
 
     def check(self, round_: Round, site: str, weight: int, update: memoryview, metrics: Metrics = NO_METRICS) -> None:
         """Nothing where every byte of `update` can be folded; that of a region is the sum over its sites.
@@ -139,7 +146,7 @@ class Pipeline:
             BadUpdate: names site, round, tensor, value and bound.
         """
         try:
-            known = self._opened(round_)
+            known = self._opened(round_, round_.branches.get(site))
             if below := round_.regions.get(site):
                 known.sum.check_partial(update, weight, num_sites=below, site=site, round=round_.number)
             else:
@@ -162,7 +169,7 @@ class Pipeline:
         Raises:
             DiskFull: the reducer keeps all updates and there is no room for this one; may be tried again.
         """
-        known = self._opened(round_)
+        known = self._opened(round_, round_.branches.get(site))
         if site in known.folded:
             return
         if site in round_.regions:
@@ -184,7 +191,7 @@ class Pipeline:
         Raises:
             DiskFull: no room for it; may be tried again.
         """
-        total = self._open[round_.number].sum
+        total = self._open[round_.number, None].sum
         with create_update(path, total.partial_bytes) as out:
             total.write_partial(out)
             return total.partial_bytes, crc32_of(out)
@@ -194,7 +201,8 @@ class Pipeline:
 
     def drop(self, number: int) -> None:
         """Forget the sum of a round that is committed or given up."""
-        self._open.pop(number, None)
+        for key in [key for key in list(self._open) if key[0] == number]:
+            self._open.pop(key, None)
 
     def make_version(self, round_: Round, current: int) -> NewVersion:
         """Version `current` + 1 from the sum of a closing round, durable on disk with its optimizer state.
@@ -202,16 +210,19 @@ class Pipeline:
         Raises:
             DiskFull: no room for it; may be tried again.
         """
-        state = self._state_of(current)
-        version = current + 1
+        if self._groups is not None:
+            reductions = {branch: self._open[round_.number, branch].reduction for branch in round_.branch_weights}
+            return self._groups.make_version(round_, current, reductions, self._at(round_.number).optimizer)
+        before, version = self._state_of(current), current + 1
+        number, optimizer = round_.number, self._at(round_.number).optimizer
         with (
             self._models.open(current) as base,
-            self._models.create(version, {"atoll.round": str(round_.number)}) as out,
+            self._models.create(version, {"atoll.round": str(number)}) as out,
         ):
-            state = next_model(
-                self._open[round_.number].reduction,
-                optimizer=self._at(round_.number).optimizer,
-                state=state,
+            moved = next_model(
+                self._open[number, None].reduction,
+                optimizer=optimizer,
+                state=self._fragments.state_of(number, before, optimizer),
                 base=base.map,
                 out=out,
                 manifest=self._manifest,
@@ -219,6 +230,7 @@ class Pipeline:
                 share=round_.share,
             )
             crc32 = crc32_of(out)
+        state = self._fragments.with_state_of(number, before, moved, optimizer)
         self._models.save_optimizer(version, state)
         self._optimizer_state = (version, state)
         return NewVersion(version=version, crc32=crc32, num_bytes=self._manifest.num_bytes)
@@ -232,7 +244,7 @@ class Pipeline:
             return self._optimizer_state[1]
         if version == 0:
             return self._strategy.optimizer.init(self._layout)
-        return OptimizerState.load(self._models.optimizer_path(version), self._strategy.optimizer, self._layout)
+        return self._models.load_optimizer(version, self._strategy.optimizer, self._layout)
 
 
 def _seed(seed: int, round: int) -> int:

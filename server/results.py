@@ -7,6 +7,8 @@ import logging
 
 from atoll.server.driver import RunDriver
 from atoll.server.events import SiteEvaluated, TaskLost, UpdateAccepted
+from atoll.server.meetings import Meetings, is_model
+from atoll.server.models import Wanted
 from atoll.server.open_runs import OpenRuns
 from atoll.server.round import Metrics
 from atoll.server.run_state import Task
@@ -27,8 +29,11 @@ _DOING: dict[Asks, str] = {"train": "training", "evaluate": "evaluating", "stati
 class Results:
     """Turns what sites say of their tasks into events of the runs."""
 
-    def __init__(self, *, runs: OpenRuns, sessions: Sessions, transfers: Transfers, on_step: Observer) -> None:
+    def __init__(
+        self, *, runs: OpenRuns, sessions: Sessions, transfers: Transfers, meetings: Meetings, on_step: Observer
+    ) -> None:
         self._runs = runs
+        self._meetings = meetings
         self._sessions = sessions
         self._transfers = transfers
         self._on_step = on_step
@@ -38,7 +43,7 @@ class Results:
         found = self._find(site, progress.key)
         if found is not None:
             driver, task = found
-            doing = _DOING[driver.plan.asks if task.kind == "train" else "evaluate"]
+            doing = "evaluating" if task.kind == "evaluate" else _DOING[driver.plan.asks]
             driver.summary.site_is(site, doing, done=progress.done, total=progress.total)
 
     def failed(self, site: str, failed: pb.TaskFailed) -> None:
@@ -60,7 +65,11 @@ class Results:
                 raise Unknown(f"run {fetch.run[:26]} is not open here", site=site, run=fetch.run[:26])
             if site not in driver.state.members and site not in driver.state.former:
                 raise NotAllowed(f"{site} has not joined run {fetch.run}", site=site, run=fetch.run)
-            await self._transfers.ask_down(site, driver.run, driver.models, fetch.version, fetch.offset)
+            if fetch.key.task:
+                return await self._meetings.fetch(site, driver, fetch)
+            wanted = Wanted(version=fetch.version, first_byte=fetch.first_byte, part_bytes=fetch.part_bytes)
+            branch = driver.state.branch_of(driver.plan, site, fetch.version)
+            await self._transfers.ask_down(site, driver.run, driver.models, wanted, fetch.offset, branch)
         except RemoteError as error:
             error.run, error.field, error.value = fetch.run[:26], "version", str(fetch.version)
             session.send(grant_withdrawn=pb.GrantWithdrawn(reason=to_detail(error)))
@@ -71,8 +80,13 @@ class Results:
         if driver is None:
             self._release(site, result.key)
             return
+        if is_model(result):
+            self._meetings.model(driver, site, result)
+            return
         pipeline = driver.pipeline
-        lengths = {"update_bytes": pipeline.update_bytes, "partial_bytes": pipeline.partial_bytes}
+        round_ = driver.state.round_of(result.key.task, result.key.attempt)
+        update_bytes = pipeline.update_bytes(round_.number if round_ is not None else result.round)
+        lengths = {"update_bytes": update_bytes, "partial_bytes": pipeline.partial_bytes}
         asks = driver.plan.asks
         try:
             standing = standing_of(
@@ -82,7 +96,6 @@ class Results:
         except RemoteError as error:
             self._refuse(driver, site, result.key, error)
             return
-        round_ = driver.state.round_of(result.key.task, result.key.attempt)
         lacking = round_ is not None and site in driver.pipeline.lacks(round_)
         if standing is Standing.RELEASED:
             self._release(site, result.key)

@@ -37,6 +37,8 @@ class Round:
     max_weight: int
     regions: Mapping[str, int] = field(default_factory=dict)  # number of sites below, of those asked that are regions
     room: int = 0  # updates that the sum has room for, where not those of the cohort: a region's round is part of one
+    branches: Mapping[str, int] = field(default_factory=dict)  # group of each site asked, where there are groups
+    branch_weights: Mapping[int, int] = field(default_factory=dict)  # largest weight that a group's cohort declared
     updates: Mapping[str, Update] = field(default_factory=dict)  # by site
     closing: tuple[str, ...] = ()  # sites whose updates make the version; empty while open
     share: Share = ALL  # of those that are closing in all members of the run
@@ -50,6 +52,21 @@ class Round:
     def num_sites(self) -> int:
         """Updates that the sum of the whole round has room for."""
         return self.room or sum(self.regions.get(site, 1) for site in self.asked)
+
+    def terms_of(self, branch: int | None) -> tuple[int, int]:
+        """Room for updates, and their largest weight, in the sum of a group, or in the one of all."""
+        if branch is None:
+            return self.num_sites, self.max_weight
+        return sum(other == branch for other in self.branches.values()), self.branch_weights[branch]
+
+    @property
+    def sums(self) -> tuple[int | None, ...]:
+        """Groups that have a sum of their own; None stands for the one sum of a round without groups."""
+        return tuple(sorted(self.branch_weights)) or (None,)
+
+    def in_branch(self, branch: int | None) -> tuple[str, ...]:
+        """Sites of a group, or all, whose updates are in, sorted."""
+        return tuple(sorted(site for site in self.updates if self.branches.get(site) == branch))
 
     @property
     def sum_weights(self) -> int:
@@ -67,6 +84,11 @@ class Round:
         bases = {site: base for site, base in self.bases.items() if site not in sites}
         most, room = max(self.max_weight, max_weight), max(self.room, room)
         return replace(self, asked=asked, bases=bases, max_weight=most, regions=regions, room=room)
+
+    def grouped(self, sites: tuple[str, ...], branch: int, max_weight: int) -> Round:
+        """The round with these sites, just asked, in a group."""
+        weights = {**self.branch_weights, branch: max(max_weight, self.branch_weights.get(branch, 0))}
+        return replace(self, branches={**self.branches, **dict.fromkeys(sites, branch)}, branch_weights=weights)
 
     def staleness(self, site: str) -> int:
         """By how many versions the base of a site's update is older than the round's."""

@@ -23,9 +23,8 @@ class NewVersion:
 class RoundWork(Protocol):
     """Between a whole update and the next version. All but the properties and `lacks` may block."""
 
-    @property
-    def update_bytes(self) -> int:
-        """Length of an update of this run; at most, where `grows`."""
+    def update_bytes(self, round_: int) -> int:
+        """Length of an update of a round; at most, where `grows`."""
         ...
 
     @property

@@ -27,18 +27,22 @@ from atoll.aggregation.schedule import (
     Dispatch,
     Failed,
     GiveUp,
+    GossipEvent,
+    Introduce,
     Joined,
     Left,
     Ready,
     SetTimer,
     Stop,
     TimerFired,
+    TrainOwn,
     Withdrawn,
     initial,
 )
 from atoll.aggregation.schedule import Event as ScheduleEvent
-from atoll.server import counted
+from atoll.server import counted, exchange
 from atoll.server.dispatch import abandon, asked_for, dispatch, without
+from atoll.server.evaluations import open_evaluation
 from atoll.server.events import (
     Broken,
     Continued,
@@ -46,6 +50,8 @@ from atoll.server.events import (
     EndedAbove,
     EvaluationAsked,
     EvaluationEnded,
+    ModelKept,
+    PeerMet,
     RunEvent,
     ServerEvaluated,
     SiteEvaluated,
@@ -62,7 +68,6 @@ from atoll.server.run_state import (
     CommitRound,
     EndRun,
     EvaluateHere,
-    Evaluation,
     OpenRound,
     Outcome,
     Phase,
@@ -70,7 +75,6 @@ from atoll.server.run_state import (
     RunAction,
     RunState,
     SendTask,
-    Task,
     WithdrawTask,
 )
 
@@ -114,6 +118,7 @@ def outstanding(plan: Plan, state: RunState) -> tuple[RunAction, ...]:
     if state.phase is Phase.ENDED:
         return ()
     actions: list[RunAction] = [OpenRound(round=round_) for round_ in state.rounds.values()]
+    actions += exchange.outstanding(state)
     actions += [ArmTimer(name=name, after_s=after_s) for name, after_s in state.timers.items()]
     actions += [SendTask(task=task) for task in state.tasks.values()]
     actions += [CommitRound(round=round_) for round_ in state.rounds.values() if round_.closing]
@@ -198,7 +203,12 @@ def _lost(plan: Plan, state: RunState, event: TaskLost) -> Step:
                 state = replace(state, tasks={**state.tasks, event.task: asked_for(round_, event)})
             failed = Failed(site=event.site, round=round_.number, reason=event.reason)
             return _tell_schedule(plan, state, failed)
-    return state, ()
+    return _heard(plan, state, exchange.lost(state, event))
+
+
+def _heard(plan: Plan, state: RunState, found: tuple[RunState, GossipEvent] | None) -> Step:
+    """What follows from a report that may change nothing."""
+    return (state, ()) if found is None else _tell_schedule(plan, *found)
 
 
 def _committed(plan: Plan, state: RunState, event: Committed) -> Step:
@@ -227,39 +237,11 @@ def _evaluate(plan: Plan, state: RunState, event: Committed) -> Step:
     """Ask for the evaluation of a new version, where the plan wants one of it."""
     if event.round % plan.evaluate_every and event.round != plan.num_rounds:
         return state, ()
-    return _open_evaluation(plan, state, event)
+    return open_evaluation(plan, state, event)
 
 
 def _evaluation_asked(plan: Plan, state: RunState, event: EvaluationAsked) -> Step:
-    return (state, ()) if event.version in state.evaluations else _open_evaluation(plan, state, event)
-
-
-def _open_evaluation(plan: Plan, state: RunState, event: Committed | EvaluationAsked) -> Step:
-    """Tasks for all members, and for the server; give up on the evaluation before the last."""
-    stale = [task for task in state.tasks.values() if task.kind == "evaluate"]
-    tasks = without(state.tasks, stale)
-    actions: list[RunAction] = [
-        WithdrawTask(task=task, reason=f"version {event.version} is there to be evaluated") for task in stale
-    ]
-    if plan.evaluate_at_sites:
-        for site in sorted(state.members):
-            task = Task(
-                task=f"e{event.version}.{site}",
-                attempt=1,
-                site=site,
-                kind="evaluate",
-                round=event.round,
-                base_version=event.version,
-            )
-            tasks[task.task] = task
-            actions.append(SendTask(task=task))
-    if plan.evaluate_at_server:
-        actions.append(EvaluateHere(version=event.version))
-    wanted = {
-        version: e for version, e in state.evaluations.items() if e.server_pending or version == max(state.evaluations)
-    }
-    evaluation = Evaluation(round=event.round, server_pending=plan.evaluate_at_server)
-    return replace(state, tasks=tasks, evaluations={**wanted, event.version: evaluation}), tuple(actions)
+    return (state, ()) if event.version in state.evaluations else open_evaluation(plan, state, event)
 
 
 def _site_evaluated(plan: Plan, state: RunState, event: SiteEvaluated) -> Step:
@@ -318,6 +300,8 @@ _TABLE: Mapping[type, Callable[[Plan, RunState, Any], Step]] = {
     Committed: _committed,
     UpdateAccepted: _accepted,
     TaskLost: _lost,
+    ModelKept: lambda plan, state, event: _heard(plan, state, exchange.kept(state, event)),
+    PeerMet: lambda plan, state, event: _heard(plan, state, (state, exchange.met(event))),
     SiteEvaluated: _site_evaluated,
     ServerEvaluated: _server_evaluated,
     EvaluationEnded: _evaluation_ended,
@@ -336,8 +320,9 @@ _TABLE: Mapping[type, Callable[[Plan, RunState, Any], Step]] = {
 # --- what the schedule wants ----------------------------------------------------------------------------------------
 
 
-def _tell_schedule(plan: Plan, state: RunState, event: ScheduleEvent) -> Step:
-    inner, wanted = plan.schedule.on(state.schedule, event)
+def _tell_schedule(plan: Plan, state: RunState, event: ScheduleEvent | GossipEvent) -> Step:
+    told: Any = event  # those of gossip go to no other schedule: only its actions bring them about
+    inner, wanted = plan.schedule.on(state.schedule, told)
     if inner != state.schedule:
         state = replace(state, schedule=inner)
     done: list[RunAction] = []
@@ -355,7 +340,7 @@ def _do(plan: Plan, state: RunState, action: Action) -> Step:
             round_ = counted.closed(state, state.rounds[number], sites)
             return replace(state, rounds={**state.rounds, number: round_}), (CommitRound(round=round_),)
         case Cancel(round=number, sites=sites, reason=reason):
-            gone = [t for t in state.tasks.values() if t.kind == "train" and t.round == number and t.site in sites]
+            gone = [t for t in state.tasks.values() if t.kind != "evaluate" and t.round == number and t.site in sites]
             state = replace(state, tasks=without(state.tasks, gone))
             return state, tuple(WithdrawTask(task=task, reason=reason) for task in gone)
         case SetTimer(name=name, after_s=after_s):
@@ -363,6 +348,8 @@ def _do(plan: Plan, state: RunState, action: Action) -> Step:
             if after_s > 0:
                 timers[name] = after_s
             return replace(state, timers=timers), (ArmTimer(name=name, after_s=after_s),)
+        case TrainOwn() | Introduce():
+            return exchange.do(state, action)
         case Abandon(round=number, reason=reason):
             return abandon(state, number, reason)
         case GiveUp(reason=reason):

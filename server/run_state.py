@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
-from atoll.aggregation.schedule import Joined, Schedule
+from atoll.aggregation.schedule import Branching, Joined, Ready, Schedule
+from atoll.server.events import WaitEnded
 from atoll.server.round import Metrics, Round
 from atoll.wire import errors_pb2
 from atoll.wire.errors import BadUpdate, RemoteError, Stale, TooFewSites, Unavailable, to_detail
@@ -56,7 +57,7 @@ class Task:
     task: str
     attempt: int
     site: str
-    kind: Literal["train", "evaluate"]  # "train": a task of a round, which asks what the plan says
+    kind: Literal["train", "evaluate", "exchange"]  # "train": a task of a round, which asks what the plan says
     round: int  # that its update counts in
     base_version: int
     dispatched: int = 0  # round in which it was given, where it was carried over from there
@@ -90,6 +91,16 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptModel:
+    """Of gossip: the newest model that a site has trained and holds for its neighbours."""
+
+    task: str
+    attempt: int
+    round: int
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
     phase: Phase
     outcome: Outcome = Outcome.NONE
@@ -102,6 +113,7 @@ class RunState:
     tasks: Mapping[str, Task] = field(default_factory=dict)  # open ones, by task id
     rounds: Mapping[int, Round] = field(default_factory=dict)  # open and closing ones
     committed: Round | None = None  # the last one
+    kept: Mapping[str, KeptModel] = field(default_factory=dict)  # of gossip, by site
     abandoned: Round | None = None  # the last one that this region has no part in, with `abandoned_reason`
     abandoned_reason: str = ""
     version: int = 0
@@ -121,6 +133,22 @@ class RunState:
                 return round_
         return None
 
+    def may_begin(self, plan: Plan) -> bool:
+        """Whether the members so far are enough for a first round; in every group, where there are groups."""
+        schedule = plan.schedule
+        whole = not isinstance(schedule, Branching) or schedule.is_complete(self.schedule)
+        return whole and len(self.members) >= schedule.min_sites
+
+    def wait_over(self, plan: Plan, shortfall: str) -> Ready | WaitEnded:
+        """The event of a wait for sites that is over. Which group lacks some of them its schedule says."""
+        groups = isinstance(plan.schedule, Branching) and len(self.members) >= plan.schedule.min_sites
+        return Ready() if groups else WaitEnded(reason=shortfall)
+
+    def branch_of(self, plan: Plan, site: str, version: int) -> int | None:
+        """The group whose form of a version a site gets; None where it is that of all."""
+        schedule = plan.schedule
+        return schedule.branch(self.schedule, site, version) if isinstance(schedule, Branching) else None
+
     def first_closing(self) -> Round | None:
         """The round that is committed next; None where none is being closed."""
         return min((r for r in self.rounds.values() if r.closing), key=lambda r: r.number, default=None)
@@ -128,6 +156,8 @@ class RunState:
     def settled_upto(self, site: str) -> int:
         """The last round of which this site's results, and those before it, are not needed any more."""
         done = self.committed.number if self.committed is not None else 0
+        if (model := self.kept.get(site)) is not None:  # of gossip: what the site's next task begins with stays
+            return model.round - 1
         tasks = [task.given_in for task in self.tasks.values() if task.site == site and task.kind == "train"]
         updates = [
             update.dispatched or round_.number
@@ -185,6 +215,13 @@ class AnnounceCommit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanging:
+    """Of gossip: the round is under way; introduce the pairs that are not settled."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndRun:
     outcome: Outcome
     reason: str
@@ -209,4 +246,6 @@ class EndRun:
         return to_detail(self.error(run))
 
 
-RunAction = SendTask | WithdrawTask | OpenRound | CommitRound | ArmTimer | EvaluateHere | AnnounceCommit | EndRun
+RunAction = (
+    SendTask | WithdrawTask | OpenRound | CommitRound | ArmTimer | EvaluateHere | AnnounceCommit | Exchanging | EndRun
+)

@@ -10,7 +10,6 @@ It fails when the online CA's key leaks: then anybody can be anybody to this ser
 from __future__ import annotations
 
 import asyncio
-import functools
 import ipaddress
 import logging
 import secrets
@@ -18,16 +17,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
-from cryptography import x509
 
 from atoll.server.records import Standing
 from atoll.transport.identity import ROLES, Clock, how_to_rejoin, utc_now
+from atoll.transport.member_certificate import certificate_of
 from atoll.transport.plaintext import NAME_KEY, ROLE_KEY
 from atoll.wire.errors import (
     METADATA_KEY,
@@ -194,7 +193,7 @@ def by_certificate(directory: Directory, federation: str, clock: Clock = utc_now
     """For the mutual-TLS port: the name in the peer's certificate, when the directory stands by it."""
 
     async def identify(context: Context) -> Caller:
-        peer = _read_certificate(_peer_pem(context))
+        peer = certificate_of(context)
         if peer.federation != federation:
             raise Stranger(
                 f"the certificate is of federation {peer.federation!r}, this is {federation!r}: check the address",
@@ -240,43 +239,6 @@ async def by_claim(context: Context) -> Caller:
             bound=", ".join(ROLES),
         )
     return Caller(name=check_site_name(name, NAME_KEY), role=role)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Peer:
-    federation: str
-    role: str
-    name: str
-    serial: str
-    expires_at: datetime
-
-
-def _peer_pem(context: Context) -> bytes:
-    found = list(context.auth_context().get("x509_pem_cert", ()))
-    if len(found) != 1:
-        raise Stranger("the caller shows no certificate: join the federation first")
-    return found[0]
-
-
-@functools.lru_cache(maxsize=4096)  # a peer shows the same certificate on each call; parsing takes 50 us
-def _read_certificate(pem: bytes) -> _Peer:
-    certificate = x509.load_pem_x509_certificate(pem)
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        names = x509.SubjectAlternativeName([])
-    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-    parts = urlsplit(uris[0]) if len(uris) == 1 else urlsplit("")
-    role, _, name = parts.path.removeprefix("/").partition("/")
-    if parts.scheme != "atoll" or not parts.netloc or role not in ROLES or not name:
-        raise Stranger("the caller's certificate names no member of a federation (atoll://FEDERATION/ROLE/NAME)")
-    return _Peer(
-        federation=parts.netloc,
-        role=role,
-        name=name,
-        serial=f"{certificate.serial_number:x}",
-        expires_at=certificate.not_valid_after_utc,
-    )
 
 
 def _from_loopback(peer: str) -> bool:

@@ -186,6 +186,11 @@ class ServerFolder:
         return self.root / "staging"
 
     @property
+    def relays(self) -> Path:
+        """Models that neighbours cannot bring each other; nothing in it outlives a start."""
+        return self.root / "relays"
+
+    @property
     def evaluator(self) -> Path:
         """Sockets, manifests and logs of the evaluation worker."""
         return self.root / "evaluator"

@@ -18,7 +18,7 @@ from atoll.transport.news import (
     news_of_round,
     news_of_status,
 )
-from atoll.wire import control_pb2, errors_pb2, runs_pb2
+from atoll.wire import control_pb2, errors_pb2, gossip_pb2, runs_pb2
 from atoll.wire.errors import Unavailable, Unknown, to_detail
 
 
@@ -43,6 +43,7 @@ class RunSummary:
         self._opened: dict[int, _Opened] = {}
         self._sites: dict[str, runs_pb2.SiteProgress] = {}
         self._reasons: dict[str, str] = {}  # why a site has no update in the present round
+        self._exchange: gossip_pb2.ExchangeRecord | None = None
         self._changes = 0
         self._waiters: set[asyncio.Future[None]] = set()
         self.status: str = row.status
@@ -67,7 +68,8 @@ class RunSummary:
     def restore(self, rows: Iterable[RoundRow]) -> None:
         """Take over the records of rounds that are committed."""
         for row in rows:
-            self._records[row.round] = runs_pb2.RoundRecord.FromString(row.record)
+            record = self._records[row.round] = runs_pb2.RoundRecord.FromString(row.record)
+            self._exchange = record.exchange if record.HasField("exchange") else self._exchange
 
     def set_status(self, status: str, reason: errors_pb2.ErrorDetail | None = None) -> None:
         self.status, self._reason = status, reason
@@ -86,6 +88,12 @@ class RunSummary:
         if state in ("failed", "gone"):
             self._reasons[site] = detail
         self.wake()
+
+    def exchange_is(self, exchange: gossip_pb2.ExchangeRecord) -> None:
+        """How neighbours have exchanged their models so far; a round that has no pairs yet leaves the last one's."""
+        if exchange.num_pairs:
+            self._exchange = exchange
+            self.wake()
 
     def round_opened(self, number: int, at_s: float, transferred: tuple[int, int]) -> None:
         self._opened.setdefault(number, _Opened(at_s=at_s, transferred=transferred))
@@ -106,6 +114,7 @@ class RunSummary:
             bytes_up=transferred[0] - opened.transferred[0],
             bytes_down=transferred[1] - opened.transferred[1],
             reasons={site: self._reasons[site] for site in round_.missing if site in self._reasons},
+            exchange=self._exchange,
         )
         self._complete(record, round_)
         self._tell(news_of_round(self._row, record))
@@ -197,6 +206,7 @@ class RunSummary:
             submitted_at_unix_s=self._row.submitted_at.timestamp(),
             best_version=self.best_version,
             continues=self._continues,
+            exchange=self._exchange,
         )
         if self._trouble:
             snapshot.reason.CopyFrom(to_detail(Unavailable(self._trouble, run=self._row.run)))

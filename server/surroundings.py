@@ -36,6 +36,10 @@ class Surroundings(Protocol):
         """Bytes received and sent for this run since the server started."""
         ...
 
+    def introduce(self, run: str) -> None:
+        """Of gossip: tell neighbours that are not settled of each other, as the run's state says."""
+        ...
+
     def run_ended(self, run: str) -> None:
         """The run holds no places at its sites any more."""
         ...

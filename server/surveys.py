@@ -24,7 +24,6 @@ from atoll.wire.job import Job
 class Survey:
     """The round of a run that trains nothing. `RoundWork` of a driver."""
 
-    update_bytes = 0
     partial_bytes = 0
     grows = False
 
@@ -34,6 +33,9 @@ class Survey:
         self._rules = MetricRules(job)
         self._fewest = fewest
         self._version_0 = NewVersion(version=0, crc32=crc32, num_bytes=num_bytes)
+
+    def update_bytes(self, round_: int) -> int:
+        return 0
 
     def mixed(self, num_updates: int) -> int:
         return 1 if self._job.by_site else num_updates

@@ -16,7 +16,7 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from atoll.server.models import Outgoing, RunModels
+from atoll.server.models import Outgoing, RunModels, Wanted
 from atoll.server.security import current_caller
 from atoll.server.settings import LimitsSection
 from atoll.server.steps import Observer, Step
@@ -76,8 +76,8 @@ class Transfers:
         self._uploads: dict[tuple[str, Subject], _Upload] = {}  # in the order of their last use
         self._downloads: dict[Subject, Outgoing] = {}
         self._bytes: dict[str, list[int]] = defaultdict(lambda: [0, 0])  # by run: up, down
-        self._crc32s: dict[Path, int] = {}
-        self._checksums: dict[Path, Checksums] = {}  # of the pieces of a version: computed once for all sites
+        self._crc32s: dict[Outgoing, int] = {}
+        self._checksums: dict[Outgoing, Checksums] = {}  # of the pieces of a version: computed once for all sites
         self._background: set[asyncio.Task[None]] = set()
         self.under_way = UnderWay()  # once it is closed, no grant is given any more
 
@@ -120,19 +120,37 @@ class Transfers:
             self._table.ask(upload.ask)
         self._pump()
 
-    async def ask_down(self, site: str, run: str, models: RunModels, version: int, offset: int) -> None:
-        """Queue the download of a model version, as it goes to sites, from byte `offset` on.
+    async def ask_down(
+        self, site: str, run: str, models: RunModels, wanted: Wanted, offset: int, branch: int | None = None
+    ) -> None:
+        """Queue the download of a model version, as it goes to sites, from byte `offset` of what is wanted on.
+
+        Args:
+            branch: the group whose form of the version it is, where the run has groups.
 
         Raises:
             Unknown: the version is not there.
+            Malformed: it has no such part.
             Unavailable: it cannot be read, or the disk has no room to encode it.
         """
+        version = wanted.version
         try:
-            source = await asyncio.to_thread(models.outgoing, version)
+            source = wanted.of(await asyncio.to_thread(models.outgoing, version, branch))
         except LocalError as error:
             log.error("run %s: version %d cannot be sent: %s", run, version, error)
             raise Unavailable(f"version {version} cannot be sent: {error}", run=run) from None
-        subject = Subject(direction="down", run=run, version=version)
+        subject = Subject(
+            direction="down",
+            run=run,
+            version=version,
+            branch=branch,
+            first_byte=wanted.first_byte,
+            part_bytes=wanted.part_bytes,
+        )
+        await self.ask_down_of(site, subject, source, offset)
+
+    async def ask_down_of(self, site: str, subject: Subject, source: Outgoing, offset: int) -> None:
+        """Queue the download of a part of a file, from byte `offset` on. Raises LocalError where it cannot be read."""
         self._table.ask(await self._download_ask(site, subject, source, offset))
         self._pump()
 
@@ -249,7 +267,7 @@ class Transfers:
             self._pump()
 
     def _frames(self, source: Outgoing, grant: Grant, offset: int) -> AsyncGenerator[bytes, None]:
-        checksums = self._checksums.setdefault(source.path, {})
+        checksums = self._checksums.setdefault(source, {})
         while len(self._checksums) > KEPT_CHECKSUMS:
             self._checksums.pop(next(iter(self._checksums)))
         return frames(source.path, source.data_offset, grant.ask.num_bytes, offset, checksums=checksums)
@@ -351,12 +369,12 @@ class Transfers:
         ]
 
     async def _download_ask(self, name: str, subject: Subject, source: Outgoing, offset: int) -> Ask:
-        if source.path not in self._crc32s:
+        if source not in self._crc32s:
             while len(self._crc32s) >= KEPT_CHECKSUMS:
                 self._crc32s.pop(next(iter(self._crc32s)))
-            self._crc32s[source.path] = await asyncio.to_thread(source.crc32)
+            self._crc32s[source] = await asyncio.to_thread(source.crc32)
         self._downloads[subject] = source
-        crc32 = self._crc32s[source.path]
+        crc32 = self._crc32s[source]
         return Ask(site=name, subject=subject, num_bytes=source.num_bytes, offset=offset, crc32=crc32)
 
     # --- endings ----------------------------------------------------------------------------------------------------

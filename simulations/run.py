@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import assert_never
 
 from atoll.aggregation.schedule import Committed, Joined, Ready, TimerFired
+from atoll.client.version_parts import part_of_version
 from atoll.cluster.messages import Evaluate, Train
 from atoll.server.events import Broken, RunEvent, ServerEvaluated, SiteEvaluated, TaskLost, UpdateAccepted
 from atoll.server.pipeline import Pipeline
@@ -30,6 +31,7 @@ from atoll.server.run_state import (
     CommitRound,
     EndRun,
     EvaluateHere,
+    Exchanging,
     OpenRound,
     Phase,
     Plan,
@@ -147,7 +149,7 @@ class SimulatedRun:
             key=f"{task.task}#{task.attempt}",
             round=task.given_in,
             base_version=task.base_version,
-            base_path=site_path(task.base_version),
+            base_path=self._base_path(task),
             out_path=self._engine.out_path,
             counted_round=self.state.counted.get(task.site, 0),
         )
@@ -175,10 +177,23 @@ class SimulatedRun:
             return None
         self._fetch(task)
         try:
-            metrics = self._engine.evaluate(task.site, _judging(task))
+            metrics = self._engine.evaluate(task.site, self._judging(task))
         except RemoteError as error:
             return TaskLost(task=task.task, attempt=task.attempt, site=task.site, reason=error.message)
         return SiteEvaluated(task=task.task, attempt=task.attempt, site=task.site, metrics=metrics)
+
+    def _judging(self, task: Task) -> Evaluate:
+        return Evaluate(
+            key=f"{task.task}#{task.attempt}",
+            round=task.round,
+            base_version=task.base_version,
+            base_path=self._base_path(task),
+        )
+
+    def _base_path(self, task: Task) -> str:
+        """The version that a task begins with or judges, in the form of its site's group."""
+        branch = self.state.branch_of(self._plan, task.site, task.base_version)
+        return site_path(task.base_version, branch)
 
     def _evaluate_here(self, version: int) -> RunEvent | None:
         evaluation = self.state.evaluations.get(version)
@@ -203,6 +218,8 @@ class SimulatedRun:
                 self.summary.set_status("running")
             case SendTask(task=task):
                 self._send(task)
+            case Exchanging():
+                raise ValueError("sites of a simulation meet nobody: `simulate` refuses gossip")
             case WithdrawTask() | CommitRound():
                 pass  # what is open is in the state; `_commit_if_whole` follows
             case ArmTimer(name=name, after_s=after_s):
@@ -225,10 +242,13 @@ class SimulatedRun:
         self.clock.set(self._engine.num_steps(task.site) * self._step_s[task.site], task)
 
     def _fetch(self, task: Task) -> None:
-        """A site fetches each version once."""
-        if self._has.get(task.site) != task.base_version:
-            self._has[task.site] = task.base_version
-            self._bytes = (self._bytes[0], self._bytes[1] + self._version_bytes)
+        """A site fetches each version once; of one that follows the one that it has, what differs."""
+        version, had = task.base_version, self._has.get(task.site)
+        if had == version:
+            return
+        self._has[task.site] = version
+        part = part_of_version(self._engine.fragments, version) if had == version - 1 else None
+        self._bytes = (self._bytes[0], self._bytes[1] + (part.num_bytes if part else self._version_bytes))
 
     def _arm(self, name: str, after_s: float) -> None:
         self._timers.pop(name, None)
@@ -280,12 +300,3 @@ class SimulatedRun:
         if self._show is not None and (at_once or now_s - self._shown_s >= SHOW_EVERY_S):
             self._shown_s = now_s
             self._show(self.summary.snapshot())
-
-
-def _judging(task: Task) -> Evaluate:
-    return Evaluate(
-        key=f"{task.task}#{task.attempt}",
-        round=task.round,
-        base_version=task.base_version,
-        base_path=site_path(task.base_version),
-    )

@@ -8,7 +8,7 @@ update are those of a deployment with the same seeds.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from atoll.cluster.app import App
-from atoll.cluster.messages import Evaluate, Prepare, Train, Trained
+from atoll.cluster.messages import Evaluate, Part, Prepare, Train, Trained
 from atoll.cluster.open_session import Loaded, open_session
 from atoll.cluster.registry import MEND_APP, failure_of
 from atoll.cluster.rounding_secret import reproducible_secret
 from atoll.cluster.run_session import RunSession
 from atoll.cluster.site_state import Kept
-from atoll.cluster.update_file import create_update
 from atoll.simulations.sites import Sites
 from atoll.wire.errors import AppFailed, AtollError, RemoteError
 from atoll.wire.job import Job
@@ -45,7 +44,8 @@ class _LeanSession(RunSession):
     recent: dict[str, Any] = field(default_factory=dict)
 
     @contextmanager
-    def _open_base(self, path: Path) -> Iterator[ModelFile]:
+    def _open_base(self, path: Path, mix: Sequence[Part] = ()) -> Iterator[ModelFile]:
+        assert not mix  # gossip is refused
         yield self.bases(path.name)
 
     def _load(self, base: ModelFile, kept: Kept) -> None:
@@ -95,12 +95,11 @@ class SequentialEngine:
         self._server: RunSession | None = None
         if job.evaluation.server:
             self._server = self._opened("server", app, {"test": sites.server_data()}, training=False)
-        self._out = self._map_update()
 
     @property
-    def any_session(self) -> RunSession:
-        """Strategy, layout and codec of downloads are the same at every site."""
-        return next(iter(self._sessions.values()))
+    def fragments(self) -> Sequence[tuple[int, int]]:
+        """Bytes of a version's data that rounds exchange in turns; none where all moves."""
+        return next(iter(self._sessions.values())).prepared().fragments
 
     def max_weight(self, site: str) -> int:
         """What a site promises of its updates."""
@@ -129,7 +128,7 @@ class SequentialEngine:
         finally:
             if session.training is not None:
                 session.training.optimizer.torch.state.clear()  # a round begins with what was kept, or with nothing
-        return trained, memoryview(self._out)
+        return trained, self._written(trained.num_bytes)
 
     def evaluate(self, site: str, request: Evaluate) -> Metrics:
         """Metric sums of a version on a site's test data; empty where it has none."""
@@ -144,10 +143,6 @@ class SequentialEngine:
     def out_path(self) -> str:
         """The file that updates are written into."""
         return str(self._out_path)
-
-    def close(self) -> None:
-        """Let go of the mapping of the update."""
-        self._out.release()
 
     def _open(self, site: str) -> RunSession:
         try:
@@ -184,11 +179,10 @@ class SequentialEngine:
             vars(app).setdefault(name, value)
         return app
 
-    def _map_update(self) -> memoryview:
-        with create_update(self._out_path, self.any_session.layout.num_bytes):
-            pass
+    def _written(self, num_bytes: int) -> memoryview:
+        """The update that was written last: fragments differ in length, and one that fails takes the file with it."""
         with self._out_path.open("rb") as file:
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            return memoryview(mmap.mmap(file.fileno(), num_bytes, access=mmap.ACCESS_READ))
 
 
 def _reading(app: App, data: Callable[[str], Any]) -> App:

@@ -17,9 +17,9 @@ from torch import nn
 from atoll.aggregation.download import Download
 from atoll.aggregation.lanes import run_manifest
 from atoll.aggregation.reducers.append import Append
-from atoll.aggregation.reducers.reduction import Reducer
+from atoll.aggregation.schedules.gossip import Gossip
 from atoll.aggregation.stages import Strategies
-from atoll.aggregation.strategy import resolve
+from atoll.aggregation.strategy import Strategy, resolve
 from atoll.client.first_version import app_entry
 from atoll.client.people import PersonSettings, Place, default_home, load_settings
 from atoll.cluster.app import App, build_app, build_model
@@ -94,7 +94,7 @@ def simulate(
     with _located(job) as parsed:
         kind, settings = _app(parsed, app, home)
         source = settings.source(parsed.data_name) if source is None else source
-        _require_training(parsed, resolve(parsed).reducer)
+        _require_simulated(parsed, resolve(parsed))
         with _torch_set_up_for(parsed) as device:
             found = _sites(parsed, kind, sites, source, server_source, partition or Partition())
             own = found.app(found.names[0])
@@ -111,15 +111,19 @@ def simulate(
                 )
 
 
-def _require_training(job: Job, reducer: Reducer) -> None:
-    """Simulated sites train tensors, and do nothing else."""
+def _require_simulated(job: Job, strategy: Strategy) -> None:
+    """Simulated sites train tensors, from versions of a server, and do nothing else."""
     for key, wrong in (
         ("statistics", job.asks == "statistics"),
         ("evaluation.only", job.asks == "evaluate"),
-        ("strategy.reducer", isinstance(reducer, Append)),
+        ("strategy.reducer", isinstance(strategy.reducer, Append)),
     ):
         if wrong:
             raise ConfigError(f"{key}: a simulation trains tensors alone; run the job in a federation", key=key)
+    if isinstance(strategy.schedule, Gossip):
+        key = "strategy.schedule"
+        text = f"{key} = 'gossip': sites of a simulation share one model, and here each has its own, which its neighbours mix"
+        raise ConfigError(f"{text}; run the job in a federation", key=key, value="gossip")
 
 
 def _require_one_app(job: Job) -> None:
@@ -204,7 +208,6 @@ class _World:
             try:
                 state = run.run()
             finally:  # also on Ctrl-C: what is committed stays
-                self._engine.close()
                 if out is not None and run.state.version > 0:
                     write_model(out / MODEL_FILE, self._manifest, self._newest(run.state).map)
         return Result(

@@ -10,16 +10,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from atoll.aggregation.download import Download
+from atoll.aggregation.layout import UpdateLayout
 from atoll.aggregation.optimizer_state import OptimizerState
+from atoll.aggregation.server_optimizers import ServerOptimizer
 from atoll.server.models import RunModels
 from atoll.wire.errors import Unknown
 from atoll.wire.manifest import Manifest
 from atoll.wire.model_file import ModelFile
 
+_Form = tuple[int, int | None]  # a version, and the group whose form of it is meant; None: the one of all
 
-def site_path(version: int) -> str:
-    """What stands for the path of a version as sites get it."""
-    return f"{version}.site"
+
+def site_path(version: int, branch: int | None = None) -> str:
+    """What stands for the path of a version as sites get it, or of the form that a group has of it."""
+    return f"{version}.site" if branch is None else f"{version}.site.{branch}"
 
 
 def server_path(version: int) -> str:
@@ -37,53 +41,71 @@ class Versions(RunModels):
         super().__init__(folder, run, manifest, download)
         self._layout_of = manifest
         self._codec = download
-        self._whole: dict[int, bytearray] = {}
-        self._at_sites: dict[int, ModelFile] = {}
+        self._whole: dict[_Form, bytearray] = {}
+        self._metadata: dict[_Form, dict[str, str]] = {}
+        self._optimizers: dict[_Form, OptimizerState] = {}
+        self._at_sites: dict[_Form, ModelFile] = {}
         self._free: list[bytearray] = []
 
-    def open(self, version: int) -> ModelFile:
+    def open(self, version: int, branch: int | None = None) -> ModelFile:
         """The version in full. Raises Unknown where it was never committed, or pruned."""
-        if version not in self._whole:
+        if (version, branch) not in self._whole:
             raise Unknown(
                 f"model version {version} is not kept any more", run=self._run, field="version", value=version
             )
-        return self._file(self._whole[version])
+        return self._file(self._whole[version, branch], self._metadata[version, branch])
 
     @contextmanager
-    def create(self, version: int, metadata: dict[str, str], manifest: Manifest | None = None) -> Iterator[memoryview]:
+    def create(
+        self, version: int, metadata: dict[str, str], manifest: Manifest | None = None, branch: int | None = None
+    ) -> Iterator[memoryview]:
         """Bytes of a new version to be filled; of the run's manifest, since tensors alone are simulated."""
         if manifest is not None:
             raise ValueError("a simulated version has the manifest of its run")
         data = self._free.pop() if self._free else bytearray(self._layout_of.num_bytes)
         yield memoryview(data)
-        self._whole[version] = data
+        self._whole[version, branch], self._metadata[version, branch] = data, metadata
 
-    def at_sites(self, version: int) -> ModelFile:
+    def at_sites(self, version: int, branch: int | None = None) -> ModelFile:
         """The version as sites begin with it and judge it: what the codec of downloads leaves of it; made once."""
-        if version not in self._at_sites:
-            self._at_sites[version] = self.open(version) if self._codec is None else self._decoded(self._codec, version)
-        return self._at_sites[version]
+        if (version, branch) not in self._at_sites:
+            whole = self.open(version, branch)
+            self._at_sites[version, branch] = (
+                whole if self._codec is None else self._decoded(self._codec, version, branch)
+            )
+        return self._at_sites[version, branch]
 
     def named(self, path: str) -> ModelFile:
         """The version that `site_path` or `server_path` gave this path."""
-        version, _, form = path.partition(".")
-        return self.open(int(version)) if form == "server" else self.at_sites(int(version))
+        version, form, *branch = path.split(".")
+        if form == "server":
+            return self.open(int(version))
+        return self.at_sites(int(version), int(branch[0]) if branch else None)
 
-    def save_optimizer(self, version: int, state: OptimizerState) -> None:
-        """The pipeline holds the newest state, and no run is taken up again."""
+    def save_optimizer(self, version: int, state: OptimizerState, branch: int | None = None) -> None:
+        """Keep the state as it is, until its version is pruned."""
+        self._optimizers[version, branch] = state
+
+    def load_optimizer(
+        self, version: int, optimizer: ServerOptimizer, layout: UpdateLayout, branch: int | None = None
+    ) -> OptimizerState:
+        """The state that `save_optimizer` kept."""
+        return self._optimizers[version, branch]
 
     def prune(self, keep: Collection[int]) -> None:
-        """Forget every version that is not in `keep`."""
-        for version in self._whole.keys() - set(keep):
-            self._at_sites.pop(version, None)
-            self._free.append(self._whole.pop(version))
+        """Forget every version that is not in `keep`, in all its forms."""
+        for form in [form for form in self._whole if form[0] not in keep]:
+            self._at_sites.pop(form, None)
+            self._optimizers.pop(form, None)
+            self._metadata.pop(form)
+            self._free.append(self._whole.pop(form))
 
-    def _decoded(self, codec: Download, version: int) -> ModelFile:
+    def _decoded(self, codec: Download, version: int, branch: int | None) -> ModelFile:
         payload, data = bytearray(codec.num_bytes), bytearray(self._layout_of.num_bytes)
-        codec.write(self._whole[version], version, payload)
+        codec.write(self._whole[version, branch], version, payload)
         codec.read(payload, data)
-        return self._file(data)
+        return self._file(data, {})
 
-    def _file(self, data: bytearray) -> ModelFile:
+    def _file(self, data: bytearray, metadata: dict[str, str]) -> ModelFile:
         view = memoryview(data).toreadonly()
-        return ModelFile(manifest=self._layout_of, data_offset=0, num_bytes=len(data), map=view, metadata={})
+        return ModelFile(manifest=self._layout_of, data_offset=0, num_bytes=len(data), map=view, metadata=metadata)

@@ -32,6 +32,9 @@ class Subject:
     attempt: int = 0
     payload: str = ""
     version: int = 0
+    branch: int | None = None  # down: the group whose form of the version it is
+    first_byte: int = 0  # down: where the part of the version begins that is moved
+    part_bytes: int = 0  # down: its length; 0: all of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,7 @@ class Grant:
             key=control_pb2.TaskKey(run=subject.run, task=subject.task, attempt=subject.attempt),
             payload=subject.payload,
             version=subject.version,
+            first_byte=subject.first_byte,
             offset=ask.offset,
             num_bytes=ask.num_bytes,
             crc32=ask.crc32,

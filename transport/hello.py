@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from atoll import __version__
 from atoll.wire.control_pb2 import Capacity, Hello, TaskKey, Welcome
 from atoll.wire.errors import Incompatible, Malformed, TooLarge
+from atoll.wire.gossip_pb2 import PeerCard
 from atoll.wire.names import check_site_name
 
 PROTOCOL_MIN, PROTOCOL_MAX = 1, 1
@@ -49,6 +50,7 @@ def make_hello(
     open_tasks: Iterable[TaskKey] = (),
     joined_runs: Iterable[str] = (),
     member_list_version: int = 0,
+    card: PeerCard | None = None,
     ours: Abilities = OF_A_SITE,
 ) -> Hello:
     """What a site says first: what it speaks, has room for, and has under way."""
@@ -62,6 +64,7 @@ def make_hello(
         open_tasks=open_tasks,
         joined_runs=joined_runs,
         member_list_version=member_list_version,
+        card=card,
     )
 
 

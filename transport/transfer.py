@@ -14,15 +14,14 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaita
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import grpc
 import grpc.aio
 
 from atoll.transport.call_end import CallEnd
-from atoll.transport.durable import disk_errors, private_folder
+from atoll.transport.durable import disk_errors, private_folder, sync_file, sync_folder
 from atoll.transport.intake import Intake
-from atoll.transport.staging import StagingSlot
 from atoll.wire.checksum import crc32_of
 from atoll.wire.control_pb2 import Grant
 from atoll.wire.errors import BadFrame, DiskFull, LocalError, RemoteError, Stale, Unavailable, from_rpc
@@ -92,16 +91,23 @@ def partial_bytes(path: Path, header: bytes = b"") -> int:
 
 
 async def download(
-    channel: grpc.aio.Channel, grant: Grant, path: Path, metadata: Metadata = (), *, header: bytes = b""
+    channel: grpc.aio.Channel,
+    grant: Grant,
+    path: Path,
+    metadata: Metadata = (),
+    *,
+    header: bytes = b"",
+    durable: bool = False,
 ) -> None:
     """Fetches the object of a grant to `path`; goes on from `path` + ".part" where an earlier try left one.
 
-    The file is whole under its name, and not synced: what is fetched can be fetched again. Whoever finds a file that an
+    The file is whole under its name, and only synced where that is asked for: a version can be fetched again. Whoever finds a file that an
     earlier process fetched renames it to `part_of(path)`, and its bytes are compared with those of the server.
 
     Args:
         metadata: more of the call's metadata.
         header: bytes of our own that stand before the object in the file, e.g. the header of a model file.
+        durable: the bytes are synced before the file has its name.
 
     Raises:
         RemoteError: the server refused, as its own error; Unavailable where the connection broke (what came is kept);
@@ -123,7 +129,11 @@ async def download(
         part.unlink()
         raise
     with disk_errors(path):
+        if durable:
+            await asyncio.to_thread(sync_file, part)
         os.replace(part, path)
+        if durable:
+            await asyncio.to_thread(sync_folder, path.parent)
 
 
 async def _fetch(
@@ -203,9 +213,23 @@ def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
 # --- the side that gives grants ------------------------------------------------------------------------------------
 
 
+class Slot(Protocol):
+    """Where an object comes in: `staging.StagingSlot`, `part_file.PartFile`."""
+
+    @property
+    def received_bytes(self) -> int: ...
+
+    @property
+    def complete(self) -> bool: ...
+
+    def write(self, frame: bytes) -> None: ...
+
+    def check_whole(self) -> None: ...
+
+
 async def receive(
     request_iterator: AsyncIterator[bytes],
-    slot: StagingSlot,
+    slot: Slot,
     on_progress: Callable[[int], None] = lambda received: None,
 ) -> TransferStatus:
     """Takes the frames of an upload into `slot`, from its `received_bytes` on; what is there when the stream ends.

@@ -1,4 +1,5 @@
 from atoll.wire import errors_pb2 as _errors_pb2
+from atoll.wire import gossip_pb2 as _gossip_pb2
 from atoll.wire import members_pb2 as _members_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -15,6 +16,8 @@ class TaskKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TRAIN: _ClassVar[TaskKind]
     EVALUATE: _ClassVar[TaskKind]
     STATISTICS: _ClassVar[TaskKind]
+    EXCHANGE: _ClassVar[TaskKind]
+    COLLECT: _ClassVar[TaskKind]
 
 class Direction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -25,12 +28,14 @@ TASK_KIND_UNSPECIFIED: TaskKind
 TRAIN: TaskKind
 EVALUATE: TaskKind
 STATISTICS: TaskKind
+EXCHANGE: TaskKind
+COLLECT: TaskKind
 DIRECTION_UNSPECIFIED: Direction
 UP: Direction
 DOWN: Direction
 
 class SiteMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "offer_reply", "progress", "result", "task_failed", "fetch", "leave_run")
+    __slots__ = ("hello", "heartbeat", "offer_reply", "progress", "result", "task_failed", "fetch", "leave_run", "met_peer")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     OFFER_REPLY_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +44,7 @@ class SiteMessage(_message.Message):
     TASK_FAILED_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
     LEAVE_RUN_FIELD_NUMBER: _ClassVar[int]
+    MET_PEER_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     offer_reply: OfferReply
@@ -47,10 +53,11 @@ class SiteMessage(_message.Message):
     task_failed: TaskFailed
     fetch: Fetch
     leave_run: LeaveRun
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., offer_reply: _Optional[_Union[OfferReply, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., leave_run: _Optional[_Union[LeaveRun, _Mapping]] = ...) -> None: ...
+    met_peer: _gossip_pb2.MetPeer
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., offer_reply: _Optional[_Union[OfferReply, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., leave_run: _Optional[_Union[LeaveRun, _Mapping]] = ..., met_peer: _Optional[_Union[_gossip_pb2.MetPeer, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("welcome", "run_offer", "task", "grant", "grant_withdrawn", "verdict", "committed", "cancel_task", "run_ended", "member_list", "drain")
+    __slots__ = ("welcome", "run_offer", "task", "grant", "grant_withdrawn", "verdict", "committed", "cancel_task", "run_ended", "member_list", "drain", "introduction")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     RUN_OFFER_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +69,7 @@ class ServerMessage(_message.Message):
     RUN_ENDED_FIELD_NUMBER: _ClassVar[int]
     MEMBER_LIST_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    INTRODUCTION_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     run_offer: RunOffer
     task: Task
@@ -73,7 +81,8 @@ class ServerMessage(_message.Message):
     run_ended: RunEnded
     member_list: _members_pb2.SignedMemberList
     drain: Drain
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., run_offer: _Optional[_Union[RunOffer, _Mapping]] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., grant_withdrawn: _Optional[_Union[GrantWithdrawn, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., cancel_task: _Optional[_Union[CancelTask, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ..., member_list: _Optional[_Union[_members_pb2.SignedMemberList, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+    introduction: _gossip_pb2.Introduction
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., run_offer: _Optional[_Union[RunOffer, _Mapping]] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., grant_withdrawn: _Optional[_Union[GrantWithdrawn, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., cancel_task: _Optional[_Union[CancelTask, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ..., member_list: _Optional[_Union[_members_pb2.SignedMemberList, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., introduction: _Optional[_Union[_gossip_pb2.Introduction, _Mapping]] = ...) -> None: ...
 
 class TaskKey(_message.Message):
     __slots__ = ("run", "task", "attempt")
@@ -86,7 +95,7 @@ class TaskKey(_message.Message):
     def __init__(self, run: _Optional[str] = ..., task: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_min", "protocol_max", "features", "software", "capacity", "held_updates", "open_tasks", "joined_runs", "member_list_version")
+    __slots__ = ("protocol_min", "protocol_max", "features", "software", "capacity", "held_updates", "open_tasks", "joined_runs", "member_list_version", "card")
     PROTOCOL_MIN_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MAX_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +105,7 @@ class Hello(_message.Message):
     OPEN_TASKS_FIELD_NUMBER: _ClassVar[int]
     JOINED_RUNS_FIELD_NUMBER: _ClassVar[int]
     MEMBER_LIST_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CARD_FIELD_NUMBER: _ClassVar[int]
     protocol_min: int
     protocol_max: int
     features: _containers.RepeatedScalarFieldContainer[str]
@@ -105,7 +115,8 @@ class Hello(_message.Message):
     open_tasks: _containers.RepeatedCompositeFieldContainer[TaskKey]
     joined_runs: _containers.RepeatedScalarFieldContainer[str]
     member_list_version: int
-    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., software: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., held_updates: _Optional[_Iterable[_Union[TaskKey, _Mapping]]] = ..., open_tasks: _Optional[_Iterable[_Union[TaskKey, _Mapping]]] = ..., joined_runs: _Optional[_Iterable[str]] = ..., member_list_version: _Optional[int] = ...) -> None: ...
+    card: _gossip_pb2.PeerCard
+    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., software: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., held_updates: _Optional[_Iterable[_Union[TaskKey, _Mapping]]] = ..., open_tasks: _Optional[_Iterable[_Union[TaskKey, _Mapping]]] = ..., joined_runs: _Optional[_Iterable[str]] = ..., member_list_version: _Optional[int] = ..., card: _Optional[_Union[_gossip_pb2.PeerCard, _Mapping]] = ...) -> None: ...
 
 class Capacity(_message.Message):
     __slots__ = ("runs_at_once", "num_devices", "memory_bytes", "labels")
@@ -193,7 +204,7 @@ class Region(_message.Message):
     def __init__(self, num_sites: _Optional[int] = ..., sum_weights: _Optional[int] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("key", "kind", "round", "base_version", "config", "deadline_s", "sum", "counted_round")
+    __slots__ = ("key", "kind", "round", "base_version", "config", "deadline_s", "sum", "counted_round", "mixing")
     KEY_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +213,7 @@ class Task(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     SUM_FIELD_NUMBER: _ClassVar[int]
     COUNTED_ROUND_FIELD_NUMBER: _ClassVar[int]
+    MIXING_FIELD_NUMBER: _ClassVar[int]
     key: TaskKey
     kind: TaskKind
     round: int
@@ -210,7 +222,8 @@ class Task(_message.Message):
     deadline_s: int
     sum: SumTerms
     counted_round: int
-    def __init__(self, key: _Optional[_Union[TaskKey, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., round: _Optional[int] = ..., base_version: _Optional[int] = ..., config: _Optional[bytes] = ..., deadline_s: _Optional[int] = ..., sum: _Optional[_Union[SumTerms, _Mapping]] = ..., counted_round: _Optional[int] = ...) -> None: ...
+    mixing: _gossip_pb2.Mixing
+    def __init__(self, key: _Optional[_Union[TaskKey, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., round: _Optional[int] = ..., base_version: _Optional[int] = ..., config: _Optional[bytes] = ..., deadline_s: _Optional[int] = ..., sum: _Optional[_Union[SumTerms, _Mapping]] = ..., counted_round: _Optional[int] = ..., mixing: _Optional[_Union[_gossip_pb2.Mixing, _Mapping]] = ...) -> None: ...
 
 class SumTerms(_message.Message):
     __slots__ = ("num_sites", "max_weight")
@@ -298,17 +311,23 @@ class TaskFailed(_message.Message):
     def __init__(self, key: _Optional[_Union[TaskKey, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
 
 class Fetch(_message.Message):
-    __slots__ = ("run", "version", "offset")
+    __slots__ = ("run", "version", "offset", "first_byte", "part_bytes", "key")
     RUN_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BYTE_FIELD_NUMBER: _ClassVar[int]
+    PART_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     run: str
     version: int
     offset: int
-    def __init__(self, run: _Optional[str] = ..., version: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+    first_byte: int
+    part_bytes: int
+    key: TaskKey
+    def __init__(self, run: _Optional[str] = ..., version: _Optional[int] = ..., offset: _Optional[int] = ..., first_byte: _Optional[int] = ..., part_bytes: _Optional[int] = ..., key: _Optional[_Union[TaskKey, _Mapping]] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("grant", "direction", "key", "payload", "version", "offset", "num_bytes", "crc32", "min_bytes_per_s")
+    __slots__ = ("grant", "direction", "key", "payload", "version", "offset", "num_bytes", "crc32", "min_bytes_per_s", "first_byte")
     GRANT_FIELD_NUMBER: _ClassVar[int]
     DIRECTION_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
@@ -318,6 +337,7 @@ class Grant(_message.Message):
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     CRC32_FIELD_NUMBER: _ClassVar[int]
     MIN_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BYTE_FIELD_NUMBER: _ClassVar[int]
     grant: str
     direction: Direction
     key: TaskKey
@@ -327,7 +347,8 @@ class Grant(_message.Message):
     num_bytes: int
     crc32: int
     min_bytes_per_s: int
-    def __init__(self, grant: _Optional[str] = ..., direction: _Optional[_Union[Direction, str]] = ..., key: _Optional[_Union[TaskKey, _Mapping]] = ..., payload: _Optional[str] = ..., version: _Optional[int] = ..., offset: _Optional[int] = ..., num_bytes: _Optional[int] = ..., crc32: _Optional[int] = ..., min_bytes_per_s: _Optional[int] = ...) -> None: ...
+    first_byte: int
+    def __init__(self, grant: _Optional[str] = ..., direction: _Optional[_Union[Direction, str]] = ..., key: _Optional[_Union[TaskKey, _Mapping]] = ..., payload: _Optional[str] = ..., version: _Optional[int] = ..., offset: _Optional[int] = ..., num_bytes: _Optional[int] = ..., crc32: _Optional[int] = ..., min_bytes_per_s: _Optional[int] = ..., first_byte: _Optional[int] = ...) -> None: ...
 
 class GrantWithdrawn(_message.Message):
     __slots__ = ("grant", "reason")

@@ -1,5 +1,6 @@
 from atoll.wire import control_pb2 as _control_pb2
 from atoll.wire import errors_pb2 as _errors_pb2
+from atoll.wire import gossip_pb2 as _gossip_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -47,7 +48,7 @@ class WatchRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class RunSnapshot(_message.Message):
-    __slots__ = ("run", "name", "status", "reason", "round", "num_rounds", "version", "sites", "rounds", "submitted_by", "submitted_at_unix_s", "best_version", "continues")
+    __slots__ = ("run", "name", "status", "reason", "round", "num_rounds", "version", "sites", "rounds", "submitted_by", "submitted_at_unix_s", "best_version", "continues", "exchange")
     RUN_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +62,7 @@ class RunSnapshot(_message.Message):
     SUBMITTED_AT_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     BEST_VERSION_FIELD_NUMBER: _ClassVar[int]
     CONTINUES_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_FIELD_NUMBER: _ClassVar[int]
     run: str
     name: str
     status: str
@@ -74,7 +76,8 @@ class RunSnapshot(_message.Message):
     submitted_at_unix_s: float
     best_version: int
     continues: str
-    def __init__(self, run: _Optional[str] = ..., name: _Optional[str] = ..., status: _Optional[str] = ..., reason: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., round: _Optional[int] = ..., num_rounds: _Optional[int] = ..., version: _Optional[int] = ..., sites: _Optional[_Iterable[_Union[SiteProgress, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[RoundRecord, _Mapping]]] = ..., submitted_by: _Optional[str] = ..., submitted_at_unix_s: _Optional[float] = ..., best_version: _Optional[int] = ..., continues: _Optional[str] = ...) -> None: ...
+    exchange: _gossip_pb2.ExchangeRecord
+    def __init__(self, run: _Optional[str] = ..., name: _Optional[str] = ..., status: _Optional[str] = ..., reason: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., round: _Optional[int] = ..., num_rounds: _Optional[int] = ..., version: _Optional[int] = ..., sites: _Optional[_Iterable[_Union[SiteProgress, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[RoundRecord, _Mapping]]] = ..., submitted_by: _Optional[str] = ..., submitted_at_unix_s: _Optional[float] = ..., best_version: _Optional[int] = ..., continues: _Optional[str] = ..., exchange: _Optional[_Union[_gossip_pb2.ExchangeRecord, _Mapping]] = ...) -> None: ...
 
 class SiteProgress(_message.Message):
     __slots__ = ("site", "state", "done", "total", "detail")
@@ -91,7 +94,7 @@ class SiteProgress(_message.Message):
     def __init__(self, site: _Optional[str] = ..., state: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class RoundRecord(_message.Message):
-    __slots__ = ("round", "version", "num_sites", "weight", "seconds", "train_metrics", "evaluate_metrics", "server_metrics", "missing", "bytes_up", "bytes_down", "best", "reasons", "features", "by_site")
+    __slots__ = ("round", "version", "num_sites", "weight", "seconds", "train_metrics", "evaluate_metrics", "server_metrics", "missing", "bytes_up", "bytes_down", "best", "reasons", "features", "by_site", "exchange")
     class TrainMetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +138,7 @@ class RoundRecord(_message.Message):
     REASONS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     BY_SITE_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_FIELD_NUMBER: _ClassVar[int]
     round: int
     version: int
     num_sites: int
@@ -150,7 +154,8 @@ class RoundRecord(_message.Message):
     reasons: _containers.ScalarMap[str, str]
     features: _containers.RepeatedCompositeFieldContainer[FeatureSummary]
     by_site: _containers.RepeatedCompositeFieldContainer[SiteAnswer]
-    def __init__(self, round: _Optional[int] = ..., version: _Optional[int] = ..., num_sites: _Optional[int] = ..., weight: _Optional[int] = ..., seconds: _Optional[float] = ..., train_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., evaluate_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., server_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., missing: _Optional[_Iterable[str]] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., best: _Optional[bool] = ..., reasons: _Optional[_Mapping[str, str]] = ..., features: _Optional[_Iterable[_Union[FeatureSummary, _Mapping]]] = ..., by_site: _Optional[_Iterable[_Union[SiteAnswer, _Mapping]]] = ...) -> None: ...
+    exchange: _gossip_pb2.ExchangeRecord
+    def __init__(self, round: _Optional[int] = ..., version: _Optional[int] = ..., num_sites: _Optional[int] = ..., weight: _Optional[int] = ..., seconds: _Optional[float] = ..., train_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., evaluate_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., server_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., missing: _Optional[_Iterable[str]] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., best: _Optional[bool] = ..., reasons: _Optional[_Mapping[str, str]] = ..., features: _Optional[_Iterable[_Union[FeatureSummary, _Mapping]]] = ..., by_site: _Optional[_Iterable[_Union[SiteAnswer, _Mapping]]] = ..., exchange: _Optional[_Union[_gossip_pb2.ExchangeRecord, _Mapping]] = ...) -> None: ...
 
 class SiteAnswer(_message.Message):
     __slots__ = ("site", "metrics", "features")

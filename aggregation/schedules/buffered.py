@@ -25,22 +25,19 @@ from pydantic import Field, model_validator
 from atoll.aggregation.schedule import (
     Accepted,
     Action,
-    Asked,
     Cancel,
     Close,
     Committed,
     Dispatch,
-    Event,
     Failed,
     GiveUp,
     Joined,
     Left,
-    Ready,
     SetTimer,
     Stop,
     TimerFired,
-    Withdrawn,
 )
+from atoll.aggregation.schedules.members import Membership
 from atoll.wire.job import Seconds, Strict
 
 MOST_TRIES = 3  # that a site has to make a lost update again
@@ -86,6 +83,13 @@ class BufferedState:
     )
 
     @property
+    def is_over(self) -> bool:
+        return self.phase is Phase.OVER
+
+    def ended(self) -> BufferedState:
+        return replace(self, phase=Phase.OVER)
+
+    @property
     def busy(self) -> frozenset[str]:
         return frozenset(out.site for out in self.out)
 
@@ -102,7 +106,7 @@ class BufferedState:
 Step = tuple[BufferedState, Sequence[Action]]
 
 
-class Buffered:
+class Buffered(Membership[BufferedState]):
     """A version from the first `k` updates to come; slow sites count less, and hold nobody up.
 
     An update that is s versions behind counts (1 + s)^-exponent of its values (Nguyen et al. 2021, arXiv:2106.06639,
@@ -144,55 +148,17 @@ class Buffered:
     def init_after(self, round: int, version: int, *, num_rounds: int, seed: int) -> BufferedState:
         return BufferedState(num_rounds=num_rounds, round=round, version=version)
 
-    def on(self, state: BufferedState, event: Event) -> Step:
-        """The state after `event` and what is to be done; events that do not matter change nothing."""
-        if state.phase is Phase.OVER:
-            return state, ()
-        match event:
-            case Joined():
-                return self._joined(state, event)
-            case Left():
-                return self._left(state, event)
-            case Ready():
-                return self._ready(state)
-            case Accepted():
-                return self._accepted(state, event)
-            case Failed():
-                return self._failed(state, event)
-            case TimerFired():
-                return self._timer_fired(state, event)
-            case Committed():
-                return self._committed(state, event)
-            case Asked() | Withdrawn():  # of a region's rounds (relayed.py)
-                return state, ()
-
     # --- members ----------------------------------------------------------------------------------------------------
 
     def _joined(self, state: BufferedState, event: Joined) -> Step:
-        others = tuple(member for member in state.members if member[0] != event.site)
-        state = replace(state, members=tuple(sorted((*others, (event.site, event.max_weight)))))
         if state.phase is Phase.GATHERING:
-            return self._start(state) if state.ready and len(state.members) >= self.options.min else (state, ())
+            return self._start(state) if state.ready and self._enough(state) else (state, ())
         if state.is_closing:
             return state, ()  # it begins with the next version
         return self._begin(state)
 
     def _left(self, state: BufferedState, event: Left) -> Step:
-        state = replace(state, members=tuple(member for member in state.members if member[0] != event.site))
         return self._settle(state)
-
-    def _ready(self, state: BufferedState) -> Step:
-        if state.ready:
-            return state, ()
-        state = replace(state, ready=True)
-        if len(state.members) >= self.options.min:
-            return self._start(state)
-        here = ", ".join(site for site, _ in state.members) or "nobody"
-        reason = (
-            f"the run needs {self.options.min} sites, there are {len(state.members)}: {here}; start the others again, "
-            "or lower min in the job's schedule"
-        )
-        return replace(state, phase=Phase.OVER), (GiveUp(reason=reason),)
 
     # --- one round --------------------------------------------------------------------------------------------------
 

@@ -13,34 +13,34 @@ actions: the cohort of a round is a function of seed, round and members.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from atoll.aggregation.schedule import (
     Accepted,
     Action,
-    Asked,
     Cancel,
     Close,
     Committed,
     Dispatch,
-    Event,
     Failed,
     GiveUp,
     Joined,
     Left,
-    Ready,
     SetTimer,
     Stop,
     TimerFired,
-    Withdrawn,
 )
+from atoll.aggregation.schedules.members import Membership
+from atoll.aggregation.schedules.sampling import Chance, draw
 from atoll.wire.job import Seconds, Strict
+
+LabelText = Annotated[str, StringConstraints(min_length=1, max_length=63)]  # a label of a site, or its value
 
 
 class Phase(Enum):
@@ -57,6 +57,7 @@ class Standing(Enum):
     GONE = "gone"  # not waited for once the quorum is there; may come back until the deadline
     IN = "accepted"
     FAILED = "failed"
+    LATE = "too late"  # its task was taken back when the round closed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,15 @@ class RoundsState:
     version: int = 0
     members: tuple[tuple[str, int], ...] = ()
     cohort: tuple[Place, ...] = ()
+    target: int = 0  # updates with which the round closes at once; fewer than the cohort where more were asked
+    missed: tuple[tuple[str, int], ...] = ()  # (site, rounds in a row without its update), sorted; sample = available
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase is Phase.OVER
+
+    def ended(self) -> RoundsState:
+        return replace(self, phase=Phase.OVER)
 
     def those(self, standing: Standing) -> tuple[str, ...]:
         """Sites of the cohort that stand so, sorted."""
@@ -90,12 +100,13 @@ class RoundsState:
 Step = tuple[RoundsState, Sequence[Action]]
 
 
-class Rounds:
+class Rounds(Membership[RoundsState]):
     """Synchronous rounds over a sample of the members, closed at a quorum when the deadline comes.
 
-    Cohort: max(min, fraction of members), drawn anew each round (McMahan et al. 2016, arXiv:1602.05629, algorithm 1).
-    A round closes when every update is in; when nobody is left to wait for and the quorum is met; or at the deadline
-    with the quorum. Without the quorum the run gives up and names who is missing.
+    Cohort: max(min, fraction of members), drawn anew each round (McMahan et al. 2016, arXiv:1602.05629, algorithm 1),
+    and `over` times as many asked (Bonawitz et al. 2019, arXiv:1902.01046, section 2.2), of which the first to come
+    count. A round closes when as many updates as are wanted are in; when nobody is left to wait for and the quorum is
+    met; or at the deadline with the quorum. Without the quorum the run gives up and names who is missing.
     """
 
     class Options(Strict):
@@ -103,6 +114,11 @@ class Rounds:
         min: int = Field(default=2, ge=1, le=1_000_000)  # members without which no round starts
         quorum: int | None = Field(default=None, ge=1)  # updates that suffice; the whole cohort where absent
         deadline: Seconds = 600.0  # from dispatch
+        sample: Literal["uniform", "weight", "available"] = "uniform"  # how the cohort is drawn
+        where: dict[LabelText, LabelText] = Field(
+            default={}, max_length=32
+        )  # labels that a site must have, all of them
+        over: float = Field(default=1.0, ge=1, le=10)  # times as many sites asked as are wanted
 
         @model_validator(mode="after")
         def _quorum_can_be_met(self) -> Rounds.Options:
@@ -122,39 +138,27 @@ class Rounds:
     def fewest_updates(self) -> int:
         return self.options.quorum or self.options.min
 
+    def takes(self, site: str, labels: Mapping[str, str]) -> bool:
+        """Whether a site of this name and labels can be asked."""
+        return all(labels.get(name) == value for name, value in self.options.where.items())
+
+    @property
+    def draws(self) -> bool:
+        """Whether a round may close without some of the members."""
+        return self.options.fraction < 1 or self.options.over > 1
+
     def init(self, *, num_rounds: int, seed: int) -> RoundsState:
         return RoundsState(num_rounds=num_rounds, seed=seed)
 
     def init_after(self, round: int, version: int, *, num_rounds: int, seed: int) -> RoundsState:
         return replace(self.init(num_rounds=num_rounds, seed=seed), round=round, version=version)
 
-    def on(self, state: RoundsState, event: Event) -> Step:
-        """The state after `event` and what is to be done; events that do not matter change nothing."""
-        if state.phase is Phase.OVER:
-            return state, ()
-        match event:
-            case Joined():
-                return self._joined(state, event)
-            case Left():
-                return self._left(state, event)
-            case Ready():
-                return self._ready(state)
-            case Accepted():
-                return self._accepted(state, event)
-            case Failed():
-                return self._failed(state, event)
-            case TimerFired():
-                return self._timer_fired(state, event)
-            case Committed():
-                return self._committed(state, event)
-            case Asked() | Withdrawn():  # of a region's rounds (relayed.py)
-                return state, ()
-
     # --- members ----------------------------------------------------------------------------------------------------
 
+    def _takes(self, event: Joined) -> bool:
+        return self.takes(event.site, event.labels)
+
     def _joined(self, state: RoundsState, event: Joined) -> Step:
-        others = tuple(member for member in state.members if member[0] != event.site)
-        state = replace(state, members=tuple(sorted((*others, (event.site, event.max_weight)))))
         if state.phase is Phase.TRAINING and event.site in state.those(Standing.GONE):
             return _standing(state, event.site, Standing.ASKED), ()
         return (
@@ -164,27 +168,12 @@ class Rounds:
         )
 
     def _left(self, state: RoundsState, event: Left) -> Step:
-        state = replace(state, members=tuple(member for member in state.members if member[0] != event.site))
         if event.site not in state.those(Standing.ASKED):
             return state, ()
         return self._settle(_standing(state, event.site, Standing.GONE, event.reason))
 
-    def _ready(self, state: RoundsState) -> Step:
-        if state.ready:
-            return state, ()
-        state = replace(state, ready=True)
-        return self._start(state) if self._enough(state) else self._too_few(state)
-
-    def _enough(self, state: RoundsState) -> bool:
-        return len(state.members) >= self.options.min
-
-    def _too_few(self, state: RoundsState) -> Step:
-        here = ", ".join(site for site, _ in state.members) or "nobody"
-        reason = (
-            f"round {state.round + 1} needs {self.options.min} sites, there are {len(state.members)}: {here}; start the "
-            "others again, or lower min in the job's schedule"
-        )
-        return replace(state, phase=Phase.OVER), (GiveUp(reason=reason),)
+    def _who_waits(self, state: RoundsState) -> str:
+        return f"round {state.round + 1}"
 
     # --- one round --------------------------------------------------------------------------------------------------
 
@@ -192,10 +181,11 @@ class Rounds:
         """Dispatch the next round to a fresh cohort."""
         round_ = state.round + 1
         waited = state.phase is Phase.GATHERING and state.round > 0
-        wanted = max(self.options.min, _share(self.options.fraction, len(state.members)))
-        drawn = sorted(state.members, key=lambda member: _draw(state.seed, round_, member[0]))[:wanted]
-        cohort = tuple(Place(site=site, max_weight=max_weight) for site, max_weight in sorted(drawn))
-        state = replace(state, phase=Phase.TRAINING, round=round_, cohort=cohort)
+        wanted = max(self.options.min, share(self.options.fraction, len(state.members)))
+        asked = share(self.options.over, wanted)
+        drawn = draw(state.members, asked, seed=state.seed, round_=round_, chance=self._chance(state))
+        cohort = tuple(Place(site=site, max_weight=max_weight) for site, max_weight in drawn)
+        state = replace(state, phase=Phase.TRAINING, round=round_, cohort=cohort, target=min(wanted, len(cohort)))
         actions: list[Action] = [
             _dispatch(state, tuple(place.site for place in cohort)),
             SetTimer(name=_deadline(round_), after_s=self.options.deadline),
@@ -203,6 +193,17 @@ class Rounds:
         if waited:
             actions.append(SetTimer(name=_members_timer(round_), after_s=0))
         return state, actions
+
+    def _chance(self, state: RoundsState) -> Chance | None:
+        """How likely a site is drawn, where not all are alike."""
+        match self.options.sample:
+            case "uniform":
+                return None
+            case "weight":
+                return lambda site, max_weight: float(max_weight)
+            case "available":
+                missed = dict(state.missed)
+                return lambda site, max_weight: 1.0 / (1 + missed.get(site, 0))
 
     def _accepted(self, state: RoundsState, event: Accepted) -> Step:
         # A site that had gone, or whose failure was told before, is welcome as long as the round is open.
@@ -233,8 +234,12 @@ class Rounds:
         return again, (_dispatch(again, (event.site,)), timer)
 
     def _settle(self, state: RoundsState) -> Step:
-        """Close or give up where nobody is left to wait for."""
-        if state.phase is not Phase.TRAINING or state.those(Standing.ASKED):
+        """Close where as many updates are in as are wanted; close or give up where nobody is left to wait for."""
+        if state.phase is not Phase.TRAINING:
+            return state, ()
+        if len(state.those(Standing.IN)) >= state.target:
+            return self._close(state)
+        if state.those(Standing.ASKED):
             return state, ()
         if self._met(state):
             return self._close(state)
@@ -249,7 +254,7 @@ class Rounds:
         return state, ()
 
     def _quorum(self, state: RoundsState) -> int:
-        return self.options.quorum or len(state.cohort)
+        return self.options.quorum or state.target
 
     def _met(self, state: RoundsState) -> bool:
         return len(state.those(Standing.IN)) >= self._quorum(state)
@@ -265,7 +270,20 @@ class Rounds:
             reason = f"round {state.round} closed with {len(state.those(Standing.IN))} updates"
             actions.append(Cancel(round=state.round, sites=tuple(sorted(late)), reason=reason))
         actions.append(Close(round=state.round, sites=state.those(Standing.IN)))
+        for site in late:
+            state = _standing(state, site, Standing.LATE)
         return replace(state, phase=Phase.CLOSING), actions
+
+    def _missed(self, state: RoundsState) -> tuple[tuple[str, int], ...]:
+        """Rounds in a row without a site's update, after this one."""
+        if self.options.sample != "available":
+            return ()
+        missed = dict(state.missed)
+        for place in state.cohort:
+            before = missed.pop(place.site, 0)
+            if place.standing is not Standing.IN:
+                missed[place.site] = before + 1
+        return tuple(sorted(missed.items()))
 
     def _give_up(self, state: RoundsState) -> Step:
         missing = [place for place in state.cohort if place.standing is not Standing.IN]
@@ -281,7 +299,7 @@ class Rounds:
     def _committed(self, state: RoundsState, event: Committed) -> Step:
         if state.phase is not Phase.CLOSING or event.round != state.round:
             return state, ()
-        state = replace(state, version=event.version, cohort=())
+        state = replace(state, version=event.version, missed=self._missed(state), cohort=())
         if state.round >= state.num_rounds:
             return replace(state, phase=Phase.OVER), (Stop(),)
         if self._enough(state):
@@ -298,14 +316,9 @@ def _members_timer(round_: int) -> str:
     return f"members/{round_}"
 
 
-def _share(fraction: float, num_members: int) -> int:
+def share(fraction: float, num_members: int) -> int:
     """Rounded up, but 0.7 of 10 are 7: the product's last digit does not count."""
     return math.ceil(fraction * num_members - 1e-9)
-
-
-def _draw(seed: int, round_: int, site: str) -> bytes:
-    """A site's lot in a round. Hashes need no generator whose state would have to be kept."""
-    return hashlib.sha256(f"atoll/cohort/1\n{seed}\n{round_}\n{site}".encode()).digest()
 
 
 def _asked(state: RoundsState, site: str) -> bool:

@@ -15,17 +15,20 @@ from torch import Tensor, nn
 from atoll.aggregation import combinations, parts
 from atoll.aggregation.codecs.casts import Native
 from atoll.aggregation.combinations import Combined, refusal
+from atoll.aggregation.fragments import Fragments
 from atoll.aggregation.lanes import FACTOR_UNIT, run_manifest
-from atoll.aggregation.layout import update_layout
 from atoll.aggregation.next_model import next_model
 from atoll.aggregation.parts import build
 from atoll.aggregation.reducers.coordinates import Median
-from atoll.aggregation.reducers.reduction import RoundTerms
+from atoll.aggregation.reducers.reduction import Reduction, RoundTerms
 from atoll.aggregation.rules import Watching
+from atoll.aggregation.schedule import Branching, GossipEvent, Met, Trained
+from atoll.aggregation.schedules.gossip import Gossip
 from atoll.aggregation.strategy import (
     Accepted,
     Close,
     Dispatch,
+    Event,
     Joined,
     Ready,
     Strategy,
@@ -41,6 +44,14 @@ REQUIRED: dict[tuple[str, str], dict[str, Any]] = {
     ("rule", "fedprox"): {"mu": 0.1},
     ("schedule", "rounds"): {"min": 3},
     ("schedule", "buffered"): {"min": 3, "k": 3},
+    ("schedule", "every_steps"): {"min": 3, "steps": 6, "fragments": 3},
+    ("schedule", "hierarchical"): {
+        "label": "region",
+        "groups": ["north", "south"],
+        "rounds": 1,
+        "inner": {"kind": "rounds", "min": 3},
+    },
+    ("schedule", "gossip"): {"min": 3, "zone": "reef"},
     ("reducer", "norm_bound"): {"norm": 5.0},
     ("reducer", "krum"): {"faulty": 0},
     ("reducer", "multi_krum"): {"faulty": 0},
@@ -53,6 +64,7 @@ REQUIRED: dict[tuple[str, str], dict[str, Any]] = {
 }
 # Rules with a part at the server: that of feddyn is an optimizer, and all of them need a mean of whole updates.
 PAIRED = ("scaffold", "feddyn", "fednova")
+FED_BACK = ("top_k", "random_k")  # codecs that carry over what an update leaves out, unless the job says otherwise
 HALVES = sorted(
     (
         (rule, optimizer)
@@ -61,7 +73,8 @@ HALVES = sorted(
     ),
     key=lambda half: half[0] not in PAIRED,
 )
-SITES = ("a", "b", "c")
+SEVERAL = {"krum", "multi_krum", "bulyan", "fltrust"}  # reducers that need more than one update
+SITES = {"a": "north", "b": "north", "c": "north", "d": "south", "e": "south", "f": "south"}  # region
 MODEL = [entry for entry in SMALL if entry[0] != "head.weight"]
 BUFFERS = ("mean", "local", "first")
 EVALUATED = {"at-sites": False, "at-server": True}
@@ -71,35 +84,45 @@ KINDS = {part: [kind for kind in kinds if kind not in OPAQUE] for part, kinds in
 
 
 def cells() -> Iterator[tuple[str, ...]]:
-    """Every schedule with every codec, reducer, policy of buffers and place of evaluation.
+    """Every schedule with every reducer, policy of buffers and place of evaluation, and with every codec.
 
-    Rules, optimizers and personal models see no update of another site: each takes its turn where it may.
+    Rules, optimizers and personal models see no update of another site: each takes its turn where it may. So do codecs,
+    but with the schedule `rounds`, since they see no schedule.
     """
     every = itertools.cycle(HALVES)
     plain = itertools.cycle([(rule, optimizer) for rule, optimizer in HALVES if rule not in PAIRED])
-    personal = itertools.cycle(parts.BUILT_IN["personal"])
-    fixed = [part for part in PARTS if part not in ("rule", "optimizer", "personal")]
-    for kinds in itertools.product(*(KINDS[part] for part in fixed), BUFFERS, EVALUATED):
-        named = dict(zip(fixed, kinds, strict=False))
-        whole = named["schedule"] == "rounds" and named["reducer"] == "mean"
-        named["rule"], named["optimizer"] = next(every if whole else plain)
-        named["personal"] = next(personal)
-        yield (*(named[part] for part in PARTS), *kinds[-2:])
+    personal, codecs = itertools.cycle(KINDS["personal"]), itertools.cycle(KINDS["codec"])
+    for schedule, reducer, buffers, evaluated in itertools.product(
+        KINDS["schedule"], KINDS["reducer"], BUFFERS, EVALUATED
+    ):
+        each = schedule == "rounds" or (schedule, reducer) == ("gossip", "mean")
+        for codec in KINDS["codec"] if each else [next(codecs)]:
+            whole = (schedule, reducer) == ("rounds", "mean") and codec not in FED_BACK
+            rule, optimizer = next(every if whole else plain)
+            named = {"schedule": schedule, "reducer": reducer, "codec": codec, "rule": rule, "optimizer": optimizer}
+            named["personal"] = next(personal)
+            if schedule == "gossip":  # whose versions no optimizer moves, and no site begins with: see REASONS
+                named |= {"optimizer": "sgd", "personal": "none"}
+            yield (*(named[part] for part in PARTS), buffers, evaluated)
 
 
 CELLS = list(cells())
 
 
 def cell_with(**changes: str) -> tuple[str, ...]:
-    """The first cell of the table, but for these."""
+    """The first cell of the table whose rule has no part at the server, but for these."""
     names = [*parts.BUILT_IN, "buffers", "evaluated"]
     assert changes.keys() <= set(names)
-    return tuple(changes.get(name, kind) for name, kind in zip(names, CELLS[0], strict=True))
+    plain = next(cell for cell in CELLS if cell[PARTS.index("rule")] == "none")
+    return tuple(changes.get(name, kind) for name, kind in zip(names, plain, strict=True))
 
 
 def job(cell: tuple[str, ...]) -> Job:
     names = zip(parts.BUILT_IN, cell, strict=False)
     strategy = {part: {"kind": kind, **REQUIRED.get((part, kind), {})} for part, kind in names}
+    schedule = strategy["schedule"]
+    if (schedule.get("fragments") or schedule["kind"] == "gossip") and strategy["codec"]["kind"] in FED_BACK:
+        strategy["codec"]["error_feedback"] = False
     return parse_job(
         {
             "job": {"name": "cell", "app": "cell", "rounds": 1},
@@ -111,10 +134,18 @@ def job(cell: tuple[str, ...]) -> Job:
 
 def expected_refusal(cell: tuple[str, ...]) -> str | None:
     schedule, reducer, (buffers, evaluated) = cell[PARTS.index("schedule")], cell[PARTS.index("reducer")], cell[-2:]
+    if schedule == "cyclic" and reducer in SEVERAL:
+        return "with so few updates this reducer promises nothing"
     if schedule == "buffered" and reducer not in ("mean", "norm_bound"):
         return "which no discount makes comparable"
+    if schedule == "hierarchical" and reducer == "fltrust":
+        return "the trusted site has to be in every round"
     if (buffers, evaluated) == ("local", "at-server"):
         return "the server would judge a model that no site uses"
+    if schedule == "gossip" and reducer != "mean":
+        return "which have mixed without a reducer"
+    if (schedule, buffers) == ("gossip", "local"):
+        return "local buffers would leave with them"
     return None
 
 
@@ -122,6 +153,9 @@ def test_every_kind_has_a_cell_that_runs() -> None:
     runs = [cell for cell in CELLS if expected_refusal(cell) is None]
     for place, part in enumerate(PARTS):
         assert {cell[place] for cell in runs} == set(KINDS[part])
+    for schedule in KINDS["schedule"]:  # codecs take turns, and each has its turn with each schedule
+        codecs = {cell[PARTS.index("codec")] for cell in runs if cell[PARTS.index("schedule")] == schedule}
+        assert codecs == set(KINDS["codec"])
 
 
 @pytest.mark.parametrize("cell", CELLS, ids="-".join)
@@ -135,7 +169,8 @@ def test_every_cell_runs_a_round_or_is_refused(cell: tuple[str, ...]) -> None:
         return
     one, other = one_round(strategy), one_round(resolve(job(cell)))
     assert one == other
-    assert len(one) == run_manifest(Manifest.build(MODEL), strategy.lanes).num_bytes
+    num_versions = 2 if isinstance(strategy.schedule, Branching) else 1
+    assert len(one) == num_versions * run_manifest(Manifest.build(MODEL), strategy.lanes).num_bytes
 
 
 def one_round(strategy: Strategy) -> bytes:
@@ -144,27 +179,37 @@ def one_round(strategy: Strategy) -> bytes:
     base, data = random_state(manifest, 0), bytearray(manifest.num_bytes)
     write_state(manifest, base, data)
     state = strategy.schedule.init(num_rounds=1, seed=0)
-    for site in SITES:
-        state, _ = strategy.schedule.on(state, Joined(site=site, max_weight=3, labels={}))
-    state, (dispatch, _) = strategy.schedule.on(state, Ready())
-    assert isinstance(dispatch, Dispatch)
-    layout = update_layout(manifest, strategy.codec, strategy.buffers)
-    terms = RoundTerms(num_sites=len(dispatch.sites), max_weight=dispatch.max_weight, bound=strategy.bound)
-    total = strategy.reducer.init(layout, terms)
+    grouped = isinstance(strategy.schedule, Branching)
+    for site, region in SITES.items():
+        if grouped or region == "north":
+            joined = Joined(site=site, max_weight=6, labels={"region": region, "zone": "reef"})
+            state, _ = strategy.schedule.on(state, joined)
+    state, dispatches = dispatched(strategy, state)
+    assert [dispatch.branch for dispatch in dispatches] == ([0, 1] if grouped else [None])
+    fragments = strategy.fragments(manifest)
+    layout = fragments.of_round(1).layout
+    terms = RoundTerms(num_sites=len(dispatches[0].sites), max_weight=dispatches[0].max_weight, bound=strategy.bound)
+    totals = [strategy.reducer.init(layout, terms) for _ in dispatches]
     actions: Any = ()
-    for seed, site in enumerate(dispatch.sites, start=1):
+    asked = [(total, site) for total, some in zip(totals, dispatches, strict=True) for site in some.sites]
+    for seed, (total, site) in enumerate(asked, start=1):
         use(strategy)
         payload = encoded(layout, base, trained(strategy, manifest, base, seed), site=site, bound=BOUND)
-        total.check(payload, seed, metrics={"loss": (1.0 * seed, 1.0)})
-        state, actions = strategy.schedule.on(state, Accepted(site=site, round=1, base_version=0, weight=seed))
-        total.fold(site, payload, seed, {"loss": (1.0 * seed, 1.0)})
+        weight = min(seed, terms.max_weight)
+        total.check(payload, weight, metrics={"loss": (1.0 * seed, 1.0)})
+        state, actions = strategy.schedule.on(state, Accepted(site=site, round=1, base_version=0, weight=weight))
+        total.fold(site, payload, weight, {"loss": (1.0 * seed, 1.0)})
     assert any(isinstance(action, Close) for action in actions)
-    out = bytearray(manifest.num_bytes)
-    before = strategy.optimizer.init(layout)
+    return b"".join(version_of(total, strategy, fragments, data) for total in totals)
+
+
+def version_of(total: Reduction, strategy: Strategy, fragments: Fragments, data: bytearray) -> bytes:
+    """The bytes of the version that a round's updates make; of one group, where there are groups."""
+    manifest, out = fragments.manifest, bytearray(len(data))
     next_model(
         total,
         optimizer=strategy.optimizer,
-        state=before,
+        state=fragments.state_of(1, strategy.optimizer.init(fragments.whole), strategy.optimizer),
         base=data,
         out=out,
         manifest=manifest,
@@ -178,6 +223,18 @@ def trained(strategy: Strategy, manifest: Manifest, base: dict[str, Tensor], see
     """Random tensors, but for factors: those of `seed` steps."""
     factors = [lane.name for lane in strategy.lanes if lane.kind == "factor"]
     return random_state(manifest, seed) | {name: base[name] + seed * FACTOR_UNIT for name in factors}
+
+
+def dispatched(strategy: Strategy, state: Any) -> tuple[Any, list[Dispatch]]:
+    """The state in which updates are awaited; of gossip, when all have trained and met."""
+    state, actions = strategy.schedule.on(state, Ready())
+    if isinstance(strategy.schedule, Gossip):
+        north = [site for site, region in SITES.items() if region == "north"]
+        events: list[Event | GossipEvent] = [Trained(site=site, round=1) for site in north]
+        events += [Met(site=site, peer=peer, round=1, received=True) for site, peer in itertools.permutations(north, 2)]
+        for event in events:
+            state, actions = strategy.schedule.on(state, event)
+    return state, [action for action in actions if isinstance(action, Dispatch)]
 
 
 def use(strategy: Strategy) -> None:
@@ -254,10 +311,11 @@ def test_regions_need_a_reducer_that_sums(changes: dict[str, Any], refused: bool
 
 
 def test_a_refused_region_is_named() -> None:
-    require_regions_allowed(job(cell_with()), ["north"])
-    require_regions_allowed(job(cell_with(reducer="median")), [])
+    require_regions_allowed(job(cell_with(codec="native")), ["north"])
+    median = job(cell_with(codec="native", reducer="median"))
+    require_regions_allowed(median, [])
     with pytest.raises(ConfigError, match=r"strategy\.reducer = 'median' with regions = 'north, south': .*each update"):
-        require_regions_allowed(job(cell_with(reducer="median")), ["north", "south"])
+        require_regions_allowed(median, ["north", "south"])
 
 
 DIFFERENCE = {
@@ -265,7 +323,10 @@ DIFFERENCE = {
     "optimizer": build("optimizer", "sgd", {"momentum": 1}),
     "num_named": 2,
 }
+FRAGMENTED = build("schedule", "every_steps", {"steps": 4, "fragments": 2})
+GROUPED = build("schedule", "hierarchical", {"label": "region", "groups": ["north", "south"], "rounds": 1})
 BUFFERED = build("schedule", "buffered", {"k": 1})
+GOSSIP = build("schedule", "gossip", {"zone": "reef"})
 REASONS = [
     (
         ("strategy.schedule", "strategy.reducer"),
@@ -276,6 +337,11 @@ REASONS = [
         ("strategy.schedule", "strategy.reducer"),
         combined(schedule=BUFFERED, reducer=MEDIAN),
         "compares updates, which no discount makes comparable; take the reducer mean or norm_bound",
+    ),
+    (
+        ("strategy.schedule", "strategy.reducer"),
+        combined(schedule=GROUPED, reducer=build("reducer", "append", {})),
+        "payloads are appended once a round, for all sites; take the schedule rounds",
     ),
     (
         ("strategy.schedule", "strategy.reducer"),
@@ -331,9 +397,54 @@ REASONS = [
         "its sites cannot be of several rounds; take the schedule rounds",
     ),
     (
+        ("strategy.schedule", "strategy.download"),
+        combined(schedule=FRAGMENTED, download=build("codec", "int8", {})),
+        "a codec of downloads writes versions whole; remove download, or set fragments = 1",
+    ),
+    (
+        ("strategy.schedule", "regions"),
+        combined(schedule=FRAGMENTED, regions=True),
+        "its sums are of the whole model; set fragments = 1",
+    ),
+    (
+        ("strategy.schedule", "regions"),
+        combined(schedule=GROUPED, regions=True),
+        "a region is a group already, and hands one version on to all of its sites; take the schedule rounds",
+    ),
+    (
+        ("strategy.schedule", "regions"),
+        combined(schedule=build("schedule", "cyclic", {}), regions=True),
+        "a turn is that of one site, and a region sends the sum of several; take the schedule rounds",
+    ),
+    (
         ("strategy.download", "regions"),
         combined(download=build("codec", "int8", {}), regions=True),
         "a region hands versions on to its sites as it gets them, in full; remove download",
+    ),
+    (
+        ("strategy.schedule", "strategy.rule"),
+        combined(schedule=GROUPED, rule=build("rule", "scaffold", {})),
+        "one mean over all sites, and here a version is of some of them: of a group, or of one site",
+    ),
+    (
+        ("strategy.schedule", "strategy.rule"),
+        combined(schedule=FRAGMENTED, rule=build("rule", "scaffold", {})),
+        "here a site trains its own model on; set fragments = 1 and alpha = 1, or take the rule none",
+    ),
+    (
+        ("strategy.schedule", "strategy.rule"),
+        combined(schedule=build("schedule", "every_steps", {"steps": 4}), rule=build("rule", "fednova", {})),
+        "begins every round with a fresh optimizer, and here its state goes on; take the schedule rounds",
+    ),
+    (
+        ("strategy.schedule", "strategy.codec"),
+        combined(schedule=FRAGMENTED, codec=build("codec", "top_k", {})),
+        "so it would be sent twice; set fragments = 1 and alpha = 1, or error_feedback = false",
+    ),
+    (
+        ("strategy.schedule", "strategy.codec"),
+        combined(**DIFFERENCE | {"schedule": GROUPED}),
+        "each group has one of its own; take error_feedback",
     ),
     (
         ("strategy.schedule", "strategy.rule"),
@@ -346,6 +457,11 @@ REASONS = [
         "this reducer leaves some of that out; take the reducer mean, or the rule none or fedprox",
     ),
     (
+        ("strategy.codec", "strategy.rule"),
+        combined(codec=build("codec", "top_k", {}), rule=build("rule", "scaffold", {})),
+        "a codec with feedback would send it twice: take feedback from the codec, or the rule none or fedprox",
+    ),
+    (
         ("strategy.rule", "strategy.optimizer"),
         combined(rule=build("rule", "none", {}), optimizer=build("optimizer", "feddyn", {})),
         "take feddyn for both, as strategy.kind = feddyn does, or for none",
@@ -354,6 +470,51 @@ REASONS = [
         ("strategy.personal", "evaluation.sites"),
         combined(personal=build("personal", "fine_tune", {"epochs": 1}), site_evaluation=False),
         "is made when a site judges a version, and no site does; set evaluation.sites = true",
+    ),
+    (
+        ("strategy.schedule", "strategy.reducer"),
+        combined(schedule=GOSSIP, reducer=build("reducer", "norm_bound", {"norm": 1.0})),
+        "which have mixed without a reducer; take the reducer mean",
+    ),
+    (
+        ("strategy.schedule", "strategy.optimizer"),
+        combined(schedule=GOSSIP, optimizer=build("optimizer", "sgd", {"lr": 0.5})),
+        "would move a model that no site has; take sgd with lr = 1 and no momentum",
+    ),
+    (
+        ("strategy.schedule", "strategy.buffers"),
+        combined(schedule=GOSSIP, buffers="local"),
+        "local buffers would leave with them; take mean or first",
+    ),
+    (
+        ("strategy.schedule", "strategy.local"),
+        combined(schedule=GOSSIP, local=("head.*",)),
+        "what is to stay would leave with them; remove local",
+    ),
+    (
+        ("strategy.schedule", "strategy.download"),
+        combined(schedule=GOSSIP, download=build("codec", "int8", {})),
+        "less what the codec left out of the version before; remove download",
+    ),
+    (
+        ("strategy.schedule", "regions"),
+        combined(schedule=GOSSIP, regions=True),
+        "a region has no model of its own that it could mix; name sites of this federation alone",
+    ),
+    (
+        ("strategy.schedule", "strategy.rule"),
+        combined(schedule=GOSSIP, rule=build("rule", "scaffold", {})),
+        "sites of gossip begin with what they have mixed; take the rule none or fedprox",
+    ),
+    (
+        ("strategy.schedule", "strategy.codec"),
+        combined(schedule=GOSSIP, codec=build("codec", "top_k", {})),
+        "nothing is left to carry over; set error_feedback = false",
+    ),
+    (
+        ("strategy.schedule", "strategy.personal"),
+        combined(schedule=GOSSIP, personal=build("personal", "ditto", {})),
+        "a personal one is made from versions that no site begins with; remove personal",
     ),
 ]
 
@@ -365,6 +526,41 @@ def test_each_refusal_is_of_two_keys_and_says_why_and_what_to_do() -> None:
         assert found is not None
         assert found.keys == keys
         assert words in found.reason
+
+
+MIXED = build("schedule", "every_steps", {"steps": 4, "alpha": 0.5})
+IN_TURN = build("schedule", "cyclic", {})
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rule", "refused"),
+    [
+        ("rounds", "scaffold", False),
+        (IN_TURN, "feddyn", True),
+        (GROUPED, "fednova", True),
+        (MIXED, "scaffold", True),
+        (IN_TURN, "fedprox", False),
+        (build("schedule", "every_steps", {"steps": 4}), "scaffold", False),
+    ],
+)
+def test_rules_with_a_part_at_the_server_need_rounds_of_all(schedule: Any, rule: str, refused: bool) -> None:
+    schedule = build("schedule", schedule, {}) if isinstance(schedule, str) else schedule
+    optimizer = build("optimizer", "feddyn" if rule == "feddyn" else "sgd", {})
+    found = refusal(
+        combined(schedule=schedule, rule=build("rule", rule, REQUIRED.get(("rule", rule), {})), optimizer=optimizer)
+    )
+    assert (found is not None) == refused
+    assert found is None or found.keys == ("strategy.schedule", "strategy.rule")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "refused"), [(IN_TURN, False), (GROUPED, False), (MIXED, True), (FRAGMENTED, True)]
+)
+def test_an_error_that_is_fed_back_needs_a_model_that_versions_replace(schedule: Any, refused: bool) -> None:
+    found = refusal(combined(schedule=schedule, codec=build("codec", "top_k", {})))
+    assert (found is not None) == refused
+    assert found is None or found.keys == ("strategy.schedule", "strategy.codec")
+    assert refusal(combined(schedule=schedule, codec=build("codec", "top_k", {"error_feedback": False}))) is None
 
 
 @pytest.mark.parametrize(

@@ -151,3 +151,10 @@ def test_the_least_cell_is_the_sites_own_and_read_anew(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(PolicyRefused, match="no policy"):
         least_cell(path, site="north", run="run-1")
+
+
+def test_a_label_that_is_called_zone_connects_nobody() -> None:
+    schedule = {"kind": "rounds", "where": {"zone": "north"}}
+    assert (
+        zones_of(parse_job({"job": {"name": "j", "app": "a", "rounds": 1}, "strategy": {"schedule": schedule}})) == ()
+    )

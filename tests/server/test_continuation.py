@@ -36,10 +36,10 @@ def job(rounds: int = 5, *, continues: str | None = OLD, **strategy: Any) -> Job
     return parse_job({"job": section, "strategy": {"kind": "fedadam", **strategy}})
 
 
-def add_run(store: Store, models: Path, *, status: str = "finished", rounds: int = 3) -> None:
+def add_run(store: Store, models: Path, *, status: str = "finished", rounds: int = 3, job_: Job | None = None) -> None:
     """Run OLD of ada's, with its versions on disk."""
     row = RunRow(
-        run=OLD, name="a", job=job(3, continues=None).canonical(), app_hash="0" * 64, submitted_by="ada", crc32=7,
+        run=OLD, name="a", job=(job_ or job(3, continues=None)).canonical(), app_hash="0" * 64, submitted_by="ada", crc32=7,
         status=status, reason=None, submitted_at=datetime.now(UTC),  # type: ignore[arg-type]
     )  # fmt: skip
     store.create_run(row, manifest=MODEL.encode(), request="old")
@@ -94,12 +94,16 @@ def test_a_run_that_never_committed_begins_where_it_began(store: Store, tmp_path
         ({"job": job(buffers="first")}, ConfigError, ["strategy.buffers is first", "it is mean"]),
         ({"job": job(local=["w"])}, ConfigError, ["strategy.local is w", "it is empty"]),
         ({"job": job(rule={"kind": "fedprox", "mu": 0.1})}, ConfigError, ["strategy.rule"]),
+        ({"job": job(schedule={"kind": "hierarchical", "label": "l", "groups": ["a", "b"], "rounds": 1})}, ConfigError,
+         ["strategy.schedule: Hierarchical cannot begin after rounds"]),
+        ({"job": job(schedule={"kind": "every_steps", "steps": 4, "fragments": 2})}, ConfigError,
+         ["strategy.schedule.fragments is 2", "it is 1"]),
         ({"model": Manifest.build([("w", "float32", (5,), "parameter")])}, BadManifest, ['tensor "w"', "[5]", "[4]"]),
         ({"caller": Caller(name="eve", role="researcher")}, NotAllowed, ["ada's"]),
         ({"status": "running"}, Stale, ["atoll stop"]),
         ({"job": job(continues=new_run_id())}, Unknown, ["there is no run"]),
     ],
-    ids=["rounds", "optimizer", "buffers", "local", "rule", "model", "another's", "open", "unknown"],
+    ids=["rounds", "optimizer", "buffers", "local", "rule", "groups", "fragments", "model", "another's", "open", "unknown"],
 )  # fmt: skip
 def test_what_cannot_go_on_is_refused_with_both_values(
     store: Store, tmp_path: Path, changes: dict[str, Any], kind: type[AtollError], words: list[str]
@@ -109,6 +113,13 @@ def test_what_cannot_go_on_is_refused_with_both_values(
         source_of(store, changes.get("caller", ADA), changes.get("job", job()), changes.get("model", MODEL))
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_run_in_groups_goes_on_from_a_version_of_all_alone(store: Store, tmp_path: Path) -> None:
+    groups = {"kind": "hierarchical", "label": "l", "groups": ["a", "b"], "rounds": 2}
+    add_run(store, tmp_path, rounds=3, job_=job(4, continues=None, schedule=groups))
+    with pytest.raises(ConfigError, match=r"ended at version 3, and its groups are combined every 2 rounds"):
+        source_of(store, ADA, job(), MODEL)
 
 
 @pytest.mark.parametrize("files", [True, False], ids=["whole", "the old files are gone"])

@@ -30,12 +30,28 @@ VALUES: dict[str, Any] = {
     "faulty": 0,
     "inner": {"kind": "median"},
     "trusted": "site-1",
+    "steps": 4,
+    "label": "region",
+    "groups": ["north", "south"],
+    "rounds": 2,
 }
-BUILT_IN = [kind for kind in catalogue.describe() if kind.source == "built in"]
+# What a simulation refuses, and the key that it names.
+REFUSED = {
+    ("schedule", "gossip"): ("strategy.schedule", {"schedule": {"kind": "gossip", "zone": "reef"}}),
+    ("reducer", "append"): ("strategy.reducer", {"kind": "bagging", "work": {}}),
+    ("strategy", "bagging"): ("strategy.reducer", {"kind": "bagging", "work": {}}),
+}
+BUILT_IN = [
+    kind for kind in catalogue.describe() if kind.source == "built in" and (kind.part, kind.kind) not in REFUSED
+]
+# By number of the site: groups of the schedules that have some.
+LABELS = {f"site-{number}": {"region": ("north", "south")[number % 2]} for number in range(1, SITES + 1)}
 
 
 def run(job: dict[str, Any] | None = None, **options: Any) -> Result:
-    return atoll.simulate(job or points_job(), **{"app": Points, "sites": SITES, "source": {}, **options})
+    return atoll.simulate(
+        job or points_job(), **{"app": Points, "sites": SITES, "source": {}, "labels": LABELS, **options}
+    )
 
 
 def part_of(kind: Kind) -> dict[str, Any]:
@@ -49,9 +65,13 @@ def part_of(kind: Kind) -> dict[str, Any]:
 def job_of(kind: Kind) -> dict[str, Any]:
     """A run that uses one part of the catalogue."""
     if kind.part == "strategy":
-        asynchronous = kind.kind in ("fedbuff", "fedasync")
-        schedule = {"kind": "buffered", "k": 1 if kind.kind == "fedasync" else 2, "min": SITES}
-        replaced: dict[str, Any] = {"schedule": schedule} if asynchronous else {}
+        replaced: dict[str, Any] = {}
+        if kind.kind in ("fedbuff", "fedasync"):
+            replaced = {"schedule": {"kind": "buffered", "k": 1 if kind.kind == "fedasync" else 2, "min": SITES}}
+        elif kind.kind == "cyclic":
+            replaced = {"schedule": {"kind": "cyclic"}}
+        elif kind.kind in ("local_sgd", "diloco"):
+            replaced = {"schedule": {"kind": "every_steps", "steps": 4, "min": SITES}, "work": {"batch_size": 8}}
         job = points_job(kind=kind.kind, **replaced)
         if kind.kind == "ef21":  # for named sites that all take part
             job["job"]["sites"] = [f"site-{number}" for number in range(1, SITES + 1)]
@@ -62,6 +82,8 @@ def job_of(kind: Kind) -> dict[str, Any]:
     # A kind of two parts, one at the sites and one at the server, is used as a whole.
     halves = [other for other in BUILT_IN if other.kind == kind.kind and other.part in ("rule", "optimizer")]
     changed: dict[str, Any] = {kind.part: part, **{other.part: part_of(other) for other in halves}}
+    if kind.kind == "every_steps":  # which counts the steps itself
+        changed["work"] = {"batch_size": 8}
     return points_job(**changed)
 
 
@@ -73,6 +95,51 @@ def test_every_part_of_the_catalogue_runs_and_repeats(kind: Kind) -> None:
     assert one.model_bytes == other.model_bytes
     assert all(torch.isfinite(tensor.float()).all() for tensor in one.model.values())
     assert [entry.evaluate for entry in one.rounds] == [entry.evaluate for entry in other.rounds]
+
+
+@pytest.mark.parametrize(
+    ("key", "strategy"), REFUSED.values(), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_what_a_simulation_cannot_do_is_refused_by_key(key: str, strategy: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"run the job in a federation") as caught:
+        run(points_job(**strategy))
+    assert caught.value.key == key
+
+
+def test_a_round_of_fragments_moves_a_part_of_the_model_each_way() -> None:
+    table = {"kind": "every_steps", "steps": 4, "min": SITES}
+    whole, parts = (
+        run(points_job(rounds=5, schedule={**table, "fragments": fragments}, work={"batch_size": 8}))
+        for fragments in (1, 2)
+    )
+    assert (parts.status, parts.reason) == ("finished", "")
+    two_rounds = parts.rounds[-2].bytes_up + parts.rounds[-1].bytes_up
+    assert whole.rounds[-1].bytes_up < two_rounds < 1.2 * whole.rounds[-1].bytes_up
+    assert parts.rounds[-1].bytes_down < whole.rounds[-1].bytes_down
+    assert parts.model_bytes != whole.model_bytes
+
+
+def test_groups_have_versions_of_their_own_between_those_of_all() -> None:
+    table = {"kind": "hierarchical", "label": "region", "groups": ["north", "south"], "rounds": 2}
+    grouped, again = (run(points_job(rounds=4, schedule=table)) for _ in range(2))
+    assert (grouped.status, grouped.reason) == ("finished", "")
+    assert [entry.sites for entry in grouped.rounds] == [SITES] * 4
+    assert grouped.model_bytes == again.model_bytes
+    assert grouped.model_bytes != run(points_job(rounds=4)).model_bytes
+    alone = run(points_job(rounds=4, schedule=table), labels={name: {"region": "north"} for name in LABELS})
+    assert alone.status == "failed"
+    assert "south" in alone.reason
+
+
+def test_a_failure_does_not_leave_its_neighbour_the_update_before() -> None:
+    sources: dict[str, dict[str, Any]] = {f"site-{n}": {"num_train": 10 * n} for n in range(1, 7)}
+    quorum = {"kind": "rounds", "min": 5, "quorum": 5}
+    without = {name: source for name, source in sources.items() if name != "site-2"}
+    failing = {**sources, "site-2": {"num_train": 20, "fault": "raise"}}
+    some = run(points_job(rounds=1, schedule=quorum), sites=without)
+    all_ = run(points_job(rounds=1, schedule={**quorum, "min": SITES}), sites=failing)
+    assert list(all_.rounds[0].missing) == ["site-2"]
+    assert all(torch.allclose(tensor, all_.model[name], atol=1e-6) for name, tensor in some.model.items())
 
 
 def test_it_learns() -> None:

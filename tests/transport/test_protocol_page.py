@@ -9,15 +9,34 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor import FileDescriptor
 
+from atoll.transport.peers import MEET_METHOD
 from atoll.transport.transfer import DOWNLOAD_METHOD, GRANT_METADATA_KEY, UPLOAD_METHOD
-from atoll.wire import admin_pb2, control_pb2, enrolment_pb2, errors_pb2, members_pb2, runs_pb2, transfer_pb2
+from atoll.wire import (
+    admin_pb2,
+    control_pb2,
+    enrolment_pb2,
+    errors_pb2,
+    gossip_pb2,
+    members_pb2,
+    runs_pb2,
+    transfer_pb2,
+)
 from atoll.wire.errors import METADATA_KEY
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "protocol.md").read_text()
 FILES: list[FileDescriptor] = [
     module.DESCRIPTOR
-    for module in (admin_pb2, control_pb2, enrolment_pb2, errors_pb2, members_pb2, runs_pb2, transfer_pb2)
+    for module in (
+        admin_pb2,
+        control_pb2,
+        enrolment_pb2,
+        errors_pb2,
+        gossip_pb2,
+        members_pb2,
+        runs_pb2,
+        transfer_pb2,
+    )
 ]
 _FIELD = re.compile(r"\s+((?:repeated )?[\w.]+(?:<\w+, \w+>)?) (\w+) = \d+;\s*(?://\s*(.*))?$")
 _SIZED = re.compile(r"repeated |map<|string$|bytes$")
@@ -41,7 +60,9 @@ def test_each_message_has_its_meaning(message: str) -> None:
     assert f"`{message}`" in PAGE or f"`{message}s`" in PAGE or f"`{message}`s" in PAGE
 
 
-@pytest.mark.parametrize("method", [*METHODS, UPLOAD_METHOD, DOWNLOAD_METHOD, GRANT_METADATA_KEY, METADATA_KEY])
+@pytest.mark.parametrize(
+    "method", [*METHODS, MEET_METHOD, UPLOAD_METHOD, DOWNLOAD_METHOD, GRANT_METADATA_KEY, METADATA_KEY]
+)
 def test_each_method_and_metadata_key_is_named(method: str) -> None:
     assert f"`{method}`" in PAGE
 

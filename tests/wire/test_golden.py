@@ -16,7 +16,16 @@ from google.protobuf.message import Message
 
 from atoll.aggregation.codecs.casts import Native
 from atoll.aggregation.layout import update_layout
-from atoll.wire import admin_pb2, control_pb2, enrolment_pb2, errors_pb2, members_pb2, runs_pb2, transfer_pb2
+from atoll.wire import (
+    admin_pb2,
+    control_pb2,
+    enrolment_pb2,
+    errors_pb2,
+    gossip_pb2,
+    members_pb2,
+    runs_pb2,
+    transfer_pb2,
+)
 from atoll.wire.frames import decode_frame, encode_frame
 from atoll.wire.frozen import FrozenTensor
 from atoll.wire.job import decode_job
@@ -63,6 +72,12 @@ MANIFEST = Manifest.build(PARAMETERS + BUFFERS)
 CONTROLLED = Manifest.build([*PARAMETERS[:2], ("lane/layer.float32", "float32", (2, 3), "control")])
 FROZEN = Manifest.build(BUFFERS, [FrozenTensor(name=f"base.{n}", sha256=bytes(range(n, n + 32))) for n in (1, 2)])
 SCHEMA_HASH = "bd4515ce7d09876c8df7df59ac7d2bbfb7533bccccc4e4dbbba9c653ce63d54a"
+
+CARD = gossip_pb2.Card(
+    federation="reef", site="site-2", zone="reef", address="node-2.example.org:7445", certificate=b"DER",
+    client_key=bytes(range(32)),
+)  # fmt: skip
+SIGNED_CARD = gossip_pb2.PeerCard(card=CARD.SerializeToString(), signature=bytes(64))
 
 # What a site of version 1 says and sends in one round: tests/integration/test_older_peer.py plays it to a real server.
 PEER_MODEL = Manifest.build(
@@ -163,7 +178,16 @@ MESSAGES: dict[str, Message] = {
     "task_failed": site(task_failed=control_pb2.TaskFailed(key=KEY, error=ERROR)),
     "fetch": site(fetch=control_pb2.Fetch(run=RUN, version=11, offset=4096)),
     "leave_run": site(leave_run=control_pb2.LeaveRun(run=RUN, reason=ERROR)),
+    "fetch_part": site(
+        fetch=control_pb2.Fetch(run=RUN, version=11, offset=4096, first_byte=1 << 20, part_bytes=3 << 20)
+    ),
     "grant": server(grant=GRANT),
+    "grant_part": server(
+        grant=control_pb2.Grant(
+            grant="b3BhcXVl", direction=control_pb2.DOWN, key=control_pb2.TaskKey(run=RUN), version=11,
+            first_byte=1 << 20, num_bytes=3 << 20, crc32=7, min_bytes_per_s=65536,
+        )
+    ),
     "grant_withdrawn": server(grant_withdrawn=control_pb2.GrantWithdrawn(grant="b3BhcXVl", reason=ERROR)),
     "verdict_accepted": server(verdict=control_pb2.Verdict(key=KEY, accepted=True)),
     "verdict_refused": server(verdict=control_pb2.Verdict(key=KEY, refused=ERROR)),
@@ -225,6 +249,49 @@ MESSAGES: dict[str, Message] = {
         result=control_pb2.Result(
             key=PEER_EVALUATE, round=1, metrics={"recall": control_pb2.MetricSum(sum=9.0, count=12.0)}
         )
+    ),
+    "hello_card": site(
+        hello=control_pb2.Hello(
+            protocol_min=1, protocol_max=1, capacity=control_pb2.Capacity(runs_at_once=1, labels={"zone": "reef"}),
+            card=SIGNED_CARD,
+        )
+    ),
+    "task_mixing": server(
+        task=control_pb2.Task(
+            key=control_pb2.TaskKey(run=RUN, task="g13.site-1", attempt=1), kind=control_pb2.EXCHANGE, round=13,
+            base_version=1,
+            mixing=gossip_pb2.Mixing(
+                round=12, attempt=1,
+                shares=[gossip_pb2.Share(site="site-1", weight=0.75), gossip_pb2.Share(site="site-2", weight=0.25)],
+            ),
+        )
+    ),
+    "introduction": server(
+        introduction=gossip_pb2.Introduction(
+            run=RUN, round=12, peer="site-2", card=SIGNED_CARD, meeting="A" * 24, calls=True, attempt=1, peer_attempt=2,
+            num_bytes=1 << 20, crc32=0xDEADBEEF,
+        )
+    ),
+    "introduction_relayed": server(
+        introduction=gossip_pb2.Introduction(
+            run=RUN, round=12, peer="site-2", card=SIGNED_CARD, meeting="A" * 24, relayed=True, attempt=1,
+            peer_attempt=2, num_bytes=1 << 20, crc32=0xDEADBEEF, tried=2,
+        )
+    ),
+    "met_peer": site(met_peer=gossip_pb2.MetPeer(run=RUN, round=12, peer="site-2", received=True)),
+    "met_peer_unreachable": site(met_peer=gossip_pb2.MetPeer(run=RUN, round=12, peer="site-2", unreachable=ERROR, tried=1)),
+    "fetch_peer": site(
+        fetch=control_pb2.Fetch(
+            run=RUN, offset=4096, key=control_pb2.TaskKey(run=RUN, task="g12.site-2", attempt=1)
+        )
+    ),
+    "meet_request": gossip_pb2.MeetRequest(meeting="A" * 24),
+    "meet_reply": gossip_pb2.MeetReply(received_bytes=4096),
+    "exchange_record": runs_pb2.RunSnapshot(
+        run=RUN,
+        exchange=gossip_pb2.ExchangeRecord(
+            round=12, num_pairs=4, num_direct=3, relayed=["site-1, site-2 (site-1 to site-2: no answer)"]
+        ),
     ),
     "transfer_status": transfer_pb2.TransferStatus(received_bytes=8192, complete=True),
 }  # fmt: skip

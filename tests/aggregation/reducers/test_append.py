@@ -88,7 +88,13 @@ def test_what_is_no_list_is_refused(data: bytes) -> None:
 def test_every_other_part_is_refused_with_its_reason() -> None:
     """Each kind of each part beside `append`: its own default goes, all else does not."""
     plain = compositions.Composition(summary="")
-    required: dict[str, dict[str, Any]] = {"fedprox": {"mu": 0.1}, "buffered": {"k": 1}}
+    required: dict[str, dict[str, Any]] = {
+        "fedprox": {"mu": 0.1},
+        "buffered": {"k": 1},
+        "every_steps": {"steps": 2},
+        "hierarchical": {"label": "region", "groups": ["north", "south"], "rounds": 1},
+        "gossip": {"zone": "reef"},
+    }
     allowed = []
     for part in ("rule", "codec", "optimizer", "schedule"):
         for kind in parts.BUILT_IN[part]:
