@@ -40,6 +40,7 @@ def require_equal(federation: Federation, state: Mapping[str, Any], weights: NDA
         assert record["sites"] == record["weight"] == 4
 
 
+@pytest.mark.chaos
 def test_pairs_of_which_one_can_call_the_other_equal_d_psgd_and_nothing_is_relayed(reef: Federation) -> None:
     pairs = ", ".join(f'["site-{one}", "site-{two}"]' for one, two in CHAIN)
     state = reef.finish(gossip_job(rounds=4, schedule=f"min = 4, every = 2, graph = [{pairs}]"))
@@ -65,6 +66,7 @@ def test_a_pair_that_cannot_reach_each_other_is_relayed_and_no_other(reef: Feder
     assert "through the server: site-3, site-4" in shown
 
 
+@pytest.mark.chaos
 def test_a_site_that_accepts_no_zone_declines(reef: Federation) -> None:
     policy = reef.home("site-4") / "policy.toml"
     text = policy.read_text()
