@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import assert_never
 
-from atoll.aggregation.schedule import Committed, Joined, Ready, TimerFired
+from atoll.aggregation.schedule import Committed, Joined, Ready, Selective, TimerFired
 from atoll.client.version_parts import part_of_version
 from atoll.cluster.messages import Evaluate, Train
 from atoll.server.events import Broken, RunEvent, ServerEvaluated, SiteEvaluated, TaskLost, UpdateAccepted
@@ -83,7 +83,7 @@ class SimulatedRun:
         self._plan, self._pipeline, self._versions, self._engine = plan, pipeline, versions, engine
         self._step_s, self._labels = step_s, labels
         self._on_round, self._show = on_round, show
-        self._version_bytes = version_bytes
+        self._version_bytes, self._fragments = version_bytes, engine.fragments
         self._timers: dict[str, int] = {}  # those that are set, by the number of the setting
         self._settings = 0
         self._update = memoryview(b"")  # the one that came last
@@ -103,8 +103,7 @@ class SimulatedRun:
             LocalError: this machine cannot go on.
         """
         for site in self._step_s:
-            weight = self._engine.max_weight(site)
-            self._tell(Joined(site=site, max_weight=weight, labels=dict(self._labels.get(site, {}))))
+            self._join(site)
         self._tell(Ready())
         while self.state.phase is not Phase.ENDED:
             event = self._pending.popleft()() if self._pending else self._next()
@@ -114,6 +113,14 @@ class SimulatedRun:
             self._hand_on(number)
         self._look(at_once=True)
         return self.state
+
+    def _join(self, site: str) -> None:
+        """A site that the schedule cannot ask is not offered the run, as in a deployment."""
+        labels, schedule = dict(self._labels.get(site, {})), self._plan.schedule
+        if isinstance(schedule, Selective) and not schedule.takes(site, labels):
+            self.summary.site_is(site, "declined", detail="the job's schedule asks for other sites or labels")
+            return
+        self._tell(Joined(site=site, max_weight=self._engine.max_weight(site), labels=labels))
 
     # --- events -----------------------------------------------------------------------------------------------------
 
@@ -247,7 +254,7 @@ class SimulatedRun:
         if had == version:
             return
         self._has[task.site] = version
-        part = part_of_version(self._engine.fragments, version) if had == version - 1 else None
+        part = part_of_version(self._fragments, version) if had == version - 1 else None
         self._bytes = (self._bytes[0], self._bytes[1] + (part.num_bytes if part else self._version_bytes))
 
     def _arm(self, name: str, after_s: float) -> None:

@@ -131,6 +131,13 @@ def test_groups_have_versions_of_their_own_between_those_of_all() -> None:
     assert "south" in alone.reason
 
 
+def test_sites_that_the_schedule_does_not_ask_take_no_part() -> None:
+    result = run(points_job(schedule={"kind": "rounds", "min": 3, "where": {"region": "north"}}))
+    assert (result.status, result.reason) == ("finished", "")
+    assert [entry.sites for entry in result.rounds] == [3, 3]
+    assert {entry.weight for entry in result.rounds} == {60}
+
+
 def test_a_failure_does_not_leave_its_neighbour_the_update_before() -> None:
     sources: dict[str, dict[str, Any]] = {f"site-{n}": {"num_train": 10 * n} for n in range(1, 7)}
     quorum = {"kind": "rounds", "min": 5, "quorum": 5}
