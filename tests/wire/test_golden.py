@@ -293,6 +293,9 @@ MESSAGES: dict[str, Message] = {
             round=12, num_pairs=4, num_direct=3, relayed=["site-1, site-2 (site-1 to site-2: no answer)"]
         ),
     ),
+    "round_record_exchange": runs_pb2.RoundRecord(
+        round=12, version=1, num_sites=4, exchange=gossip_pb2.ExchangeRecord(round=12, num_pairs=4, num_direct=4)
+    ),
     "transfer_status": transfer_pb2.TransferStatus(received_bytes=8192, complete=True),
 }  # fmt: skip
 
