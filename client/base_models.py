@@ -26,7 +26,7 @@ import grpc.aio
 from atoll.client.attachment import Mailbox
 from atoll.transport.durable import disk_errors, private_folder, remove_tree
 from atoll.transport.reconnect import Backoff
-from atoll.transport.transfer import download, part_of, partial_bytes
+from atoll.transport.transfer import download, give_back, part_of, partial_bytes
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import AtollError, LocalError, Malformed, RemoteError, Unavailable
 from atoll.wire.manifest import Manifest
@@ -115,12 +115,14 @@ class BaseModels:
                 self._ask(wanted)
 
     def granted(self, grant: pb.Grant) -> None:
-        """Begin the transfer that the server has room for; a version that nobody wants any more is left alone."""
+        """Begin the transfer that the server has room for, or give the room back where nobody wants it any more."""
         wanted = self._wanted.get((grant.key.run, grant.version))
         if wanted is None:
             _log.info("run %s: version %d is not wanted any more", grant.key.run, grant.version)
+            self._spawn(give_back(self._channel(), grant))
             return
         if grant.num_bytes > wanted.num_bytes or (grant.num_bytes < wanted.num_bytes and not wanted.grows):
+            self._spawn(give_back(self._channel(), grant))
             self._settle(wanted, _wrong_size(grant, wanted.num_bytes, grows=wanted.grows))
             return
         if wanted.transfer is not None:
