@@ -28,7 +28,7 @@ from atoll.client.attachment import Mailbox
 from atoll.client.version_parts import Part, compose, part_file
 from atoll.transport.durable import disk_errors, private_folder, remove_tree
 from atoll.transport.reconnect import Backoff
-from atoll.transport.transfer import download, part_of, partial_bytes
+from atoll.transport.transfer import download, give_back, part_of, partial_bytes
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import AtollError, LocalError, Malformed, RemoteError, Unavailable
 from atoll.wire.manifest import Manifest
@@ -130,14 +130,16 @@ class BaseModels:
                 self._ask(wanted)
 
     def granted(self, grant: pb.Grant) -> None:
-        """Begin the transfer that the server has room for; a version that nobody wants any more is left alone."""
+        """Begin the transfer that the server has room for, or give the room back where nobody wants it any more."""
         wanted = self._wanted.get((grant.key.run, grant.version))
         if wanted is None:
             _log.info("run %s: version %d is not wanted any more", grant.key.run, grant.version)
+            self._spawn(give_back(self._channel(), grant))
             return
         first, num_bytes = wanted.part.first_byte if wanted.part else 0, grant.num_bytes
         fits = num_bytes <= wanted.num_bytes if wanted.grows else num_bytes == wanted.num_bytes
         if not fits or grant.first_byte != first:
+            self._spawn(give_back(self._channel(), grant))
             self._settle(wanted, _wrong_size(grant, wanted.num_bytes, grows=wanted.grows))
             return
         if wanted.transfer is not None:

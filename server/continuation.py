@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.aggregation.codecs.encoding import feedback_of
 from atoll.aggregation.reducers.append import Append
+from atoll.aggregation.rules import Paired
 from atoll.aggregation.schedule import Branching, Resumable
 from atoll.aggregation.strategy import Strategy, resolve
 from atoll.server.events import Continued, Delegated, decode_event
@@ -160,6 +162,22 @@ def _require_alike(run: str, before: Job, now: Job) -> None:
                 key=key,
                 value=is_,
                 bound=was,
+            )
+    _require_nothing_paired(run, new)
+
+
+def _require_nothing_paired(run: str, strategy: Strategy) -> None:
+    """What the sites keep in step with the server goes by the rounds that counted, which the new run does not know."""
+    for key, name, paired in (
+        ("strategy.rule", strategy.rule.name, isinstance(strategy.rule, Paired)),
+        ("strategy.codec", f"{strategy.codec.name} with difference", feedback_of(strategy.codec) == "difference"),
+    ):
+        if paired:
+            raise ConfigError(
+                f"{key} = {name}: its sites keep something in step with the server of run {run}, which does not go on in "
+                "another run; begin anew from its model: atoll run --from FILE",
+                key=key,
+                value=name,
             )
 
 

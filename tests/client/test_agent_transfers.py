@@ -105,6 +105,20 @@ async def test_a_download_that_breaks_goes_on_where_it_stopped(server: ScriptedS
         assert bytes(model.map) == MODEL
 
 
+async def test_a_grant_that_comes_when_its_version_is_not_wanted_any_more_is_given_back(
+    server: ScriptedServer, running: TrialSite
+) -> None:
+    line = await server.attached()
+    run = await join(line)
+    task = make_task(run)
+    line.say(task=task)
+    fetch = await line.hear("fetch")
+    line.say(cancel_task=pb.CancelTask(key=task.key))
+    server.grant_download(line, fetch, MODEL)
+    await eventually(lambda: list(server.transfers.begun.values()) == [len(MODEL)])
+    assert not list((running.home.models / run).glob("0.*"))
+
+
 async def test_a_version_that_is_not_to_be_had_fails_the_task(server: ScriptedServer, running: TrialSite) -> None:
     line = await server.attached()
     run = await join(line)

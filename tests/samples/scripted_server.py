@@ -81,6 +81,7 @@ class Transfers:
     received: dict[str, bytearray] = field(default_factory=dict)
     wanted: dict[str, int] = field(default_factory=dict)  # length of an upload
     offered: dict[str, bytes] = field(default_factory=dict)
+    begun: dict[str, int] = field(default_factory=dict)  # downloads, with the first byte that they asked for
     break_upload_after_bytes: int | None = None
     break_download_after_bytes: int | None = None
     hold_upload: asyncio.Event | None = None  # an upload waits for it after its first frame
@@ -217,6 +218,7 @@ class ScriptedServer:
 
     async def _download(self, request: DownloadRequest, context: Any) -> AsyncIterator[bytes]:
         data = memoryview(self.transfers.offered[request.grant])
+        self.transfers.begun[request.grant] = request.offset
         for start in range(request.offset, len(data), self.transfers.frame_bytes):
             limit = self.transfers.break_download_after_bytes
             if limit is not None and start >= limit:

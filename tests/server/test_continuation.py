@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from samples import whole_server
 
+from atoll.aggregation.lanes import run_manifest
+from atoll.aggregation.strategy import resolve
 from atoll.server.continuation import source_of, take_over
 from atoll.server.events import Continued, encode_event
 from atoll.server.models import RunModels
@@ -120,6 +122,31 @@ def test_a_run_in_groups_goes_on_from_a_version_of_all_alone(store: Store, tmp_p
     add_run(store, tmp_path, rounds=3, job_=job(4, continues=None, schedule=groups))
     with pytest.raises(ConfigError, match=r"ended at version 3, and its groups are combined every 2 rounds"):
         source_of(store, ADA, job(), MODEL)
+
+
+@pytest.mark.parametrize(
+    ("section", "named"),
+    [
+        ({"kind": "scaffold"}, "strategy.rule = scaffold"),
+        ({"kind": "feddyn"}, "strategy.rule = feddyn"),
+        ({"kind": "ef21", "schedule": {"kind": "rounds", "min": 2}}, "strategy.codec = top_k with difference"),
+    ],
+)
+def test_what_sites_keep_in_step_with_the_old_server_does_not_go_on(
+    store: Store, section: dict[str, Any], named: str
+) -> None:
+    before = parse_job({"job": {"name": "a", "app": "a", "rounds": 3, "sites": ["a", "b"]}, "strategy": section})
+    row = RunRow(
+        run=OLD, name="a", job=before.canonical(), app_hash="0" * 64, submitted_by="ada", crc32=7,
+        status="finished", reason=None, submitted_at=datetime.now(UTC),  # type: ignore[arg-type]
+    )  # fmt: skip
+    manifest = run_manifest(MODEL, resolve(before).lanes)
+    store.create_run(row, manifest=manifest.encode(), request="old")
+    now = parse_job(
+        {"job": {"name": "a", "app": "a", "rounds": 5, "sites": ["a", "b"], "continues": OLD}, "strategy": section}
+    )
+    with pytest.raises(ConfigError, match=f"{named}.*begin anew"):
+        source_of(store, ADA, now, manifest)
 
 
 @pytest.mark.parametrize("files", [True, False], ids=["whole", "the old files are gone"])
