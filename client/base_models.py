@@ -28,7 +28,8 @@ from atoll.client.attachment import Mailbox
 from atoll.client.version_parts import Part, compose, part_file
 from atoll.transport.durable import disk_errors, private_folder, remove_tree
 from atoll.transport.reconnect import Backoff
-from atoll.transport.transfer import download, give_back, part_of, partial_bytes
+from atoll.transport.transfer import download, part_of, partial_bytes
+from atoll.transport.unwanted import give_back
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import AtollError, LocalError, Malformed, RemoteError, Unavailable
 from atoll.wire.manifest import Manifest

@@ -11,7 +11,7 @@ import mmap
 import os
 import shutil
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -134,17 +134,6 @@ async def download(
         os.replace(part, path)
         if durable:
             await asyncio.to_thread(sync_folder, path.parent)
-
-
-async def give_back(channel: grpc.aio.Channel, grant: Grant) -> None:
-    """Ends the grant of a download that nobody wants any more, so that the server has the place for others at once.
-
-    A call that asks for nothing ends it; where the connection is broken, the grant is void with it.
-    """
-    method: Any = channel.unary_stream(DOWNLOAD_METHOD, request_serializer=DownloadRequest.SerializeToString)
-    with suppress(grpc.aio.AioRpcError):
-        async for _ in method(DownloadRequest(grant=grant.grant, offset=grant.num_bytes)):
-            break
 
 
 async def _fetch(
