@@ -18,7 +18,9 @@ from atoll.wire.errors import ConfigError
 from atoll.wire.job import Part
 
 # "(Reddi et al. 2020, arXiv:2003.00295, algorithm 2)", and "Xie et al. 2019 (arXiv:1903.03934)".
-_PAPER = re.compile(r"([A-Z][\w-]+(?: et al\.| and [A-Z][\w-]+)? \d{4})(?:, | \()(arXiv:\d{4}\.\d{4,5})")
+_PAPER = re.compile(
+    r"([A-Z][\w-]+(?: et al\.| and [A-Z][\w-]+)? \d{4})(?:, | \()(arXiv:\d{4}\.\d{4,5}|doi:10\.\d{4,9}/[\w./-]*\w)"
+)
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 
@@ -40,7 +42,7 @@ class Kind:
     source: str  # "built in", or distribution and version
     options: tuple[Option, ...] = ()
     failure: str = ""
-    paper: str = ""  # authors, year and arXiv id of the first that its text names
+    paper: str = ""  # authors, year and arXiv id or doi of the first that its text names
 
 
 def describe() -> list[Kind]:

@@ -74,7 +74,8 @@ def run_manifest(model: Manifest, lanes: Sequence[Lane], local: Sequence[str] = 
             entries.append((lane.name, "float64", (), "control"))
         else:
             averaged = (spec for spec in model if is_averaged(spec) and spec.name not in at_site)
-            entries += [(lane.tensor(s.name), _WIDENED.get(s.dtype, "float32"), s.shape, "control") for s in averaged]
+            for spec in averaged:
+                entries.append((lane.tensor(spec.name), _WIDENED.get(spec.dtype, "float32"), spec.shape, "control"))
     return Manifest.build(entries, model.frozen)
 
 

@@ -69,7 +69,7 @@ def open_training(request: Prepare, whole: Job, strategy: Strategy, app: App, mo
     dataset = app.data("train")
     if dataset is None:
         raise AppFailed('data("train") is None: this site has nothing to train on', field="data.train")
-    sections = {resolve(stage.job).work for stage in whole.stages}
+    sections = [resolve(stage.job).work for stage in whole.stages]
     optimizer = app.optimizer(model.parameters())
     if not isinstance(optimizer, Optimizer):
         raise AppFailed(

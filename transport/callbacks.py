@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from pydantic import BaseModel, ValidationError
 
@@ -131,7 +131,7 @@ class _Line:
 
 def _build(name: str, part: Part) -> Callback:
     key = f"callbacks.{name}"
-    made_by: object = BUILT_IN.get(part.kind)
+    made_by: Any = BUILT_IN.get(part.kind)
     if made_by is None:
         plugin = plugins.find("callback", part.kind, f"{key}.kind")
         if plugin is None:

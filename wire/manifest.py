@@ -147,7 +147,7 @@ class Manifest:
     @cached_property
     def model(self) -> Manifest:
         """The tensors of the model itself, without what travels beside it; their offsets are those of such a model."""
-        own = [(spec.name, spec.dtype, spec.shape, spec.role) for spec in self.tensors if spec.role != "control"]
+        own: list[Entry] = [(s.name, s.dtype, s.shape, s.role) for s in self.tensors if s.role != "control"]
         return self if len(own) == len(self.tensors) else Manifest.build(own, self.frozen)
 
     @cached_property

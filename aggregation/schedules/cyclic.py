@@ -81,9 +81,9 @@ Step = tuple[CyclicState, Sequence[Action]]
 
 
 class Cyclic(Membership[CyclicState]):
-    """Cyclical weight transfer: each site trains the version that the one before it made (Chang et al. 2018, JAMIA 25).
+    """Cyclical weight transfer: each site trains the version that the one before it made.
 
-    Chang et al. 2018, J. Am. Med. Inform. Assoc. 25(8), 945-954, doi:10.1093/jamia/ocy017. A round is one site's turn.
+    (Chang et al. 2018, doi:10.1093/jamia/ocy017, J. Am. Med. Inform. Assoc. 25(8), 945-954.) A round is one site's turn.
     A site that fails, or whose update is not in at the deadline, is skipped in this lap and the next one starts from the
     same version; the run gives up where a whole lap brings no update.
     """

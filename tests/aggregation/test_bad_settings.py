@@ -14,7 +14,8 @@ import pytest
 from atoll.aggregation import parts
 from atoll.wire.errors import ConfigError
 
-NESTED: Mapping[str, Any] = {"inner": {"kind": "median"}}  # options that are parts themselves and have to be given
+# Options that are parts themselves and have to be given, and names that have to differ.
+NESTED: Mapping[str, Any] = {"inner": {"kind": "median"}, "groups": ["a", "b"]}
 Fault = tuple[str, str, str, Any, tuple[str, ...]]  # part, kind, option, bad value, words of the error
 
 

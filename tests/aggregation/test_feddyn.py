@@ -56,7 +56,7 @@ def test_it_stays_at_the_optimum_that_fedavg_leaves() -> None:
     given = problems(*SITES)
     a = sum(p.x.T @ p.x for p in given.values())
     optimum = torch.linalg.solve(a, sum(p.x.T @ p.y for p in given.values()))
-    many = dict.fromkeys(SITES, 12)
+    many: dict[str, int] = dict.fromkeys(SITES, 12)
     found = {"feddyn": Rounds(feddyn(), given, many), "fedavg": Rounds({"kind": "fedavg"}, given, many)}
     for rounds in found.values():
         for _ in range(25):

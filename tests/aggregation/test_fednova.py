@@ -68,7 +68,7 @@ def test_the_number_of_steps_that_a_version_went_is_their_mean_whatever_the_code
 
 
 def test_with_equal_steps_it_is_fedavg() -> None:
-    equal = dict.fromkeys(SITES, 3)
+    equal: dict[str, int] = dict.fromkeys(SITES, 3)
     found = {kind: Rounds({"kind": kind}, problems(*SITES), equal, WEIGHTS) for kind in ("fednova", "fedavg")}
     for rounds in found.values():
         rounds.play(*SITES)

@@ -77,7 +77,15 @@ def test_each_part_can_be_replaced() -> None:
         "personal": "none",
     }
     assert isinstance(strategy.schedule, Rounds)
-    assert strategy.schedule.options.model_dump() == {"fraction": 0.5, "min": 8, "quorum": 6, "deadline": 600.0}
+    assert strategy.schedule.options.model_dump() == {
+        "fraction": 0.5,
+        "min": 8,
+        "quorum": 6,
+        "deadline": 600.0,
+        "sample": "uniform",
+        "where": {},
+        "over": 1.0,
+    }
     assert (strategy.work.steps, strategy.buffers, strategy.bound) == (500, "local", 16.0)
 
 

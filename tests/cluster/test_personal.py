@@ -60,6 +60,7 @@ def test_ditto_is_the_algorithm_of_the_paper_over_rounds_and_a_restart(make_benc
         assert metrics.keys() == {"loss", "personal_loss"}
         found = personal_of(bench, round)
         assert all((found[name] - v[name]).abs().max() < 1e-12 for name in v)
+    found = personal_of(bench, ROUNDS)
     session.train(bench.train("again", round=ROUNDS), ignore)
     again = personal_of(bench, ROUNDS)
     assert all(torch.equal(again[name], found[name]) for name in v)

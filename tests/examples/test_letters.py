@@ -95,7 +95,8 @@ def test_adapters_learn_and_little_travels(data: Path, job: Job, app: App, tmp_p
         write_state(manifest, model, out)
     sessions = [open_site(site, job, data, tmp_path) for site in SITES]
     state = strategy.optimizer.init(sessions[0].layout)
-    began = loss_of(sessions, tmp_path / "version-0")
+    after = tmp_path / "version-0"
+    began = loss_of(sessions, after)
     assert began == pytest.approx(math.log(128), rel=0.1)  # nothing is known of 128 characters
 
     for round in range(1, ROUNDS + 1):

@@ -24,8 +24,9 @@ class Letters(atoll.App):
     def model(self) -> nn.Module:  # a real one loads its base from a file: the same at every site, which Atoll checks
         sizes = {"vocab_size": 128, "n_positions": 64, "n_embd": self.config.width, "n_layer": 2, "n_head": 4}
         base = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None, tie_word_embeddings=False))
-        modules = {"target_modules": ["c_attn", "c_proj", "c_fc"], "modules_to_save": ["lm_head"]}
-        model: nn.Module = get_peft_model(base, LoraConfig(r=self.config.rank, fan_in_fan_out=True, **modules))
+        adapted, whole = ["c_attn", "c_proj", "c_fc"], ["lm_head"]
+        lora = LoraConfig(r=self.config.rank, fan_in_fan_out=True, target_modules=adapted, modules_to_save=whole)
+        model: nn.Module = get_peft_model(base, lora)
         return model
 
     def data(self, split: str) -> TensorDataset:
