@@ -129,9 +129,10 @@ def resolve(job: Job) -> Strategy:
     _require_trusted(made["reducer"], job)
     if isinstance(made["reducer"], Append):
         require_alone(section, wanted)
-    if isinstance(made["schedule"], Branching):
-        _require_rates(made["schedule"].inner_optimizer, job.job.rounds)
-        _require_combined(made["schedule"], job)
+    schedule: Any = made["schedule"]
+    if isinstance(schedule, Branching):
+        _require_rates(schedule.inner_optimizer, job.job.rounds)
+        _require_combined(schedule, job)
     download = _download(section)
     combinations.require_allowed(
         combinations.Combined(

@@ -283,7 +283,7 @@ class RunWork:
             "base_version": task.base_version,
             "base_path": str(base),
             "config": config,
-            "mix": parts_of(task, place),
+            "mix": parts_of(task, site=self._site, outbox=place.outbox, neighbours=place.neighbours),
         }
         if task.kind in GIVES:
             terms = {"num_sites": task.sum.num_sites, "max_weight": task.sum.max_weight, "gives": GIVES[task.kind]}
@@ -322,7 +322,7 @@ class RunWork:
                 bound=max_weight,
             )
         payload = pb.Payload(name=name, num_bytes=trained.num_bytes, crc32=trained.crc32)
-        metrics = sums_of(trained.metrics) or metrics_of(task, place)
+        metrics = sums_of(trained.metrics) or metrics_of(task, site=self._site, outbox=place.outbox)
         return pb.Result(key=task.key, round=task.round, weight=trained.weight, metrics=metrics, payloads=[payload])
 
     async def _evaluate(self, key: Key, task: pb.Task, bench: _Bench, common: dict[str, Any]) -> pb.Result:

@@ -56,7 +56,9 @@ class _LeanSession(RunSession):
             sources = views(self.manifest, base.map, writable=False)
             self.recent.update(base=base, sources=[sources[name] for name in self.places])
         with torch.no_grad():
-            torch._foreach_copy_(list(self.places.values()), self.recent["sources"])
+            torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]  # as torch's own optimizers do
+                list(self.places.values()), self.recent["sources"]
+            )
 
 
 class SequentialEngine:

@@ -67,7 +67,9 @@ def d_psgd(federation: Federation, first: Model, weights: NDArray[np.float64], r
         trained = [step(model, site["x_train"], site["y_train"]) for model, site in zip(models, data, strict=True)]
         models = [
             {
-                name: sum(w * z[name].astype(np.float64) for w, z in zip(row, trained, strict=True)).astype(np.float32)
+                name: np.sum(
+                    [w * z[name].astype(np.float64) for w, z in zip(row, trained, strict=True)], axis=0
+                ).astype(np.float32)
                 for name in first
             }
             for row in weights

@@ -138,7 +138,7 @@ def test_what_sites_keep_in_step_with_the_old_server_does_not_go_on(
     before = parse_job({"job": {"name": "a", "app": "a", "rounds": 3, "sites": ["a", "b"]}, "strategy": section})
     row = RunRow(
         run=OLD, name="a", job=before.canonical(), app_hash="0" * 64, submitted_by="ada", crc32=7,
-        status="finished", reason=None, submitted_at=datetime.now(UTC),  # type: ignore[arg-type]
+        status="finished", reason=None, submitted_at=datetime.now(UTC),
     )  # fmt: skip
     manifest = run_manifest(MODEL, resolve(before).lanes)
     store.create_run(row, manifest=manifest.encode(), request="old")
