@@ -121,7 +121,7 @@ def resolve(job: Job) -> Strategy:
             value=str(section.sum.bound),
             bound=limits,
         )
-    if job.asks != "train" and not isinstance(made["schedule"], Rounds):
+    if job.asks != "train" and (not isinstance(made["schedule"], Rounds) or isinstance(made["schedule"], Stepped)):
         key = "strategy.schedule.kind"
         text = f"{key} = {wanted['schedule']['kind']!r}: a job that trains nothing asks in one round; take rounds"
         raise ConfigError(text, key=key, value=wanted["schedule"]["kind"], bound="rounds")

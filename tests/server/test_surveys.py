@@ -21,7 +21,7 @@ from atoll.server.run_state import CommitRound, EndRun, EvaluateHere, Outcome, R
 from atoll.server.surveys import Survey, answer_of, pack_statistics
 from atoll.wire import control_pb2 as pb
 from atoll.wire import runs_pb2
-from atoll.wire.errors import BadUpdate, RemoteError, TooLarge
+from atoll.wire.errors import BadUpdate, ConfigError, RemoteError, TooLarge
 from atoll.wire.job import Job, parse_job
 from atoll.wire.model_file import open_model
 from atoll.wire.payload_list import MAGIC, manifest_of, payloads_in
@@ -131,6 +131,26 @@ def run_through(job_: Job, *events: RunEvent) -> list[tuple[RunAction, ...]]:
         assert replay(plan, history) == state
         done.append(actions)
     return done
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {"kind": "buffered", "k": 1},
+        {"kind": "cyclic"},
+        {"kind": "every_steps", "steps": 4},
+        {"kind": "hierarchical", "label": "region", "groups": ["north", "south"], "rounds": 1},
+        {"kind": "gossip", "zone": "reef"},
+    ],
+    ids=lambda schedule: schedule["kind"],
+)
+@pytest.mark.parametrize(
+    "tables", [{"statistics": {}}, {"evaluation": {"only": True}}], ids=["statistics", "evaluation"]
+)
+def test_what_trains_nothing_is_asked_in_one_round_of_all(tables: dict[str, Any], schedule: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="asks in one round; take rounds") as caught:
+        resolve(job(**tables, strategy={"schedule": schedule}))
+    assert (caught.value.key, caught.value.value) == ("strategy.schedule.kind", schedule["kind"])
 
 
 def test_a_run_of_statistics_asks_once_commits_and_ends() -> None:
