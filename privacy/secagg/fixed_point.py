@@ -1,0 +1,80 @@
+"""Real numbers as integers of a ring, so that a sum of n sites cannot overflow and masks hide it.
+
+A value v of a tensor with the public bound C travels as q = round(v L / C) in two's complement, at random up or down so
+that the expectation is v L / C. With L = floor((2^(b-1) - 1) / n) - 1 the sum of n such numbers stays below 2^(b-1):
+n (L + 1) <= 2^(b-1) - 1, the 1 for the rounding. n is the size of the roster, whoever drops out.
+
+The error of a sum's value is unbiased, below n C / L, with a variance of at most n / 4 (C / L)^2.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.privacy.secagg.masks import BLOCK_BYTES, KeyStream, Lane
+
+Bits = Literal[16, 32]
+WIDE_BITS: Final = 64  # lane of weights and metric sums, which are exact
+
+_MAGIC: Final = 1.5 * 2.0**84  # 1.5 * 2^52 in units of 2^32: a float64 beside it keeps its integer in its low half
+_RANDOM_BYTES: Final = 4
+
+
+def largest_level(num_sites: int, bits: Bits) -> int:
+    """L, the magnitude that a value at its bound has in the ring.
+
+    Raises:
+        ValueError: so many sites leave no level.
+    """
+    level: int = (2 ** (bits - 1) - 1) // num_sites - 1
+    if num_sites < 1 or level < 1:
+        raise ValueError(f"{bits} bits hold no sum of {num_sites} sites; take the lane of 32 bits, or fewer sites")
+    return level
+
+
+def effective_bits(num_sites: int, bits: Bits, share: float = 1.0) -> float:
+    """Bits of a value at its bound that come through, where a site's weight is `share` of the largest."""
+    return math.log2(largest_level(num_sites, bits) * share)
+
+
+class Quantiser:
+    """Writes values as levels of a ring.
+
+    Args:
+        key: 32 bytes from which the randomness of rounding follows, of one site, run and round; never a mask's.
+        scale: L / C times the site's share of the largest weight.
+    """
+
+    def __init__(self, key: bytes, *, scale: float, bits: Bits) -> None:
+        if not 0 < scale < math.inf:
+            raise ValueError(f"scale {scale}")
+        self._key = key
+        self._scale = scale * 2.0**32
+        self._dtype = np.dtype(f"<u{bits // 8}")
+        self._bits = bits
+
+    def write(self, values: NDArray[np.floating[Any]], start: int, out: Lane) -> None:
+        """The levels of `values` (flat, finite, within the bound), of which the first is number `start` of the lane.
+
+        The same key, value and place give the same level, whatever the blocks.
+        """
+        stream = KeyStream(self._key, start * _RANDOM_BYTES)
+        size = BLOCK_BYTES // 8
+        scaled = np.empty(min(size, values.size))
+        for begin in range(0, values.size, size):
+            end = min(values.size, begin + size)
+            unit = scaled[: end - begin]
+            # In units of 2^-32: the value, a uniform number from -1/2 to 1/2, and a constant that rounds to integers.
+            np.multiply(values[begin:end], self._scale, out=unit, dtype=np.float64)
+            unit += np.frombuffer(stream.next(_RANDOM_BYTES * unit.size), dtype="<i4")
+            unit += _MAGIC
+            out[begin:end] = unit.view("<u4")[::2]
+
+
+def total(levels: Lane) -> NDArray[np.int64]:
+    """The sum that levels in two's complement stand for."""
+    return levels.view(f"<i{levels.dtype.itemsize}").astype(np.int64)

@@ -1,0 +1,78 @@
+"""Masks: key streams that are added to the values of an update, or taken away, in a ring of 2^16, 2^32 or 2^64.
+
+A mask is the output of AES-256 in counter mode (NIST SP 800-38A) on zeros, from a zero counter, read as little-endian
+unsigned integers. Its value number i stands at byte i * width whatever was computed before, so blocks, threads, ranks
+and transfers that resume all give the same bytes. No mask is ever held whole: a block of it is made, added, forgotten.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from numpy.typing import NDArray
+
+BLOCK_BYTES: Final = 1 << 18  # values, key stream and zeros stay in a core's second-level cache together
+_AES_BLOCK: Final = 16
+
+Lane = NDArray[np.unsignedinteger[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mask:
+    """One key stream, and whether it is added or taken away."""
+
+    key: bytes = field(repr=False)
+    negative: bool = False
+
+    @property
+    def opposite(self) -> Mask:
+        return Mask(key=self.key, negative=not self.negative)
+
+
+class _Scratch(threading.local):
+    """What each thread reuses."""
+
+    def __init__(self) -> None:
+        self.stream = bytearray(BLOCK_BYTES + _AES_BLOCK)
+
+
+_ZEROS: Final = memoryview(bytes(BLOCK_BYTES))
+_scratch = _Scratch()
+
+
+class KeyStream:
+    """The bytes of a key stream from `offset` on, one piece after the other."""
+
+    def __init__(self, key: bytes, offset: int) -> None:
+        block, skipped = divmod(offset, _AES_BLOCK)
+        cipher = Cipher(algorithms.AES256(key), modes.CTR(block.to_bytes(_AES_BLOCK, "big")))
+        self._encryptor: CipherContext = cipher.encryptor()
+        if skipped:
+            self._encryptor.update(bytes(skipped))
+
+    def next(self, num_bytes: int) -> memoryview:
+        """The next bytes, at most `BLOCK_BYTES`, which are this thread's until its next call of any stream."""
+        self._encryptor.update_into(_ZEROS[:num_bytes], _scratch.stream)
+        return memoryview(_scratch.stream)[:num_bytes]
+
+
+def add_masks(values: Lane, start: int, masks: Sequence[Mask]) -> None:
+    """Adds masks to the values of a lane, in place.
+
+    Args:
+        values: flat, uint16, uint32 or uint64, little endian.
+        start: place of the first of them in the lane.
+    """
+    width = values.dtype.itemsize
+    streams = [(KeyStream(mask.key, start * width), mask.negative) for mask in masks]
+    size = BLOCK_BYTES // width
+    for begin in range(0, values.size, size):
+        block = values[begin : begin + size]
+        for stream, negative in streams:
+            mask = np.frombuffer(stream.next(block.nbytes), dtype=values.dtype)
+            (np.subtract if negative else np.add)(block, mask, out=block)
