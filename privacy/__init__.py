@@ -1,1 +1,1 @@
-"""What an update may reveal: clipping and fixed point, secure aggregation, differential privacy. Empty for now."""
+"""What an update may reveal: secure aggregation. Its pure parts are here, and no run uses them yet."""

@@ -172,7 +172,7 @@ def unmasking(plan: SessionPlan, state: AggregatorState, ring: bytes = b"") -> U
     for owner in sorted(told.sharing):
         survives = owner in told.surviving
         kind = Kind.SEED if survives else Kind.KEY
-        secret = _rebuilt(plan, state, owner, kind, shares.get((owner, kind), {}), public, liars)
+        secret = _rebuilt(plan, state, owner, kind, shares.get((owner, kind), {}), liars)
         if survives:
             found.append(tuple(mask.opposite for mask in self_masks(plan, owner, secret)))
             continue
@@ -197,19 +197,26 @@ def _rebuilt(
     owner: int,
     kind: Kind,
     shares: Mapping[int, bytes],
-    public: Mapping[int, bytes],
     liars: dict[int, str],
 ) -> bytes:
     """The secret of an owner; whoever sent a share that it did not get goes to `liars`."""
+
+    def tried(some: Mapping[int, bytes]) -> bytes | None:
+        try:
+            found = shamir.rebuild({holder + 1: share for holder, share in some.items()}, plan.parameters.threshold)
+        except ValueError:
+            return None
+        return found if _is_of(state, owner, kind, found) else None
+
     good = dict(shares)
-    secret = _tried(plan, state, owner, kind, good, public)
+    secret = tried(good)
     if secret is None:
         for holder, share in shares.items():
             if not _committed(plan, state, owner, holder, kind, share):
                 del good[holder]
                 if holder != owner:  # of what it keeps for itself there is no commitment
                     liars[holder] = f"revealed another share of {plan.roster[owner].site} than it was given"
-        secret = _tried(plan, state, owner, kind, good, public)
+        secret = tried(good)
     if secret is None:
         name, threshold = plan.roster[owner].site, plan.parameters.threshold
         if len(good) >= threshold:
@@ -225,21 +232,11 @@ def _rebuilt(
     return secret
 
 
-def _tried(
-    plan: SessionPlan,
-    state: AggregatorState,
-    owner: int,
-    kind: Kind,
-    shares: Mapping[int, bytes],
-    public: Mapping[int, bytes],
-) -> bytes | None:
-    try:
-        secret = shamir.rebuild({holder + 1: share for holder, share in shares.items()}, plan.parameters.threshold)
-    except ValueError:
-        return None
+def _is_of(state: AggregatorState, owner: int, kind: Kind, secret: bytes) -> bool:
+    """Whether a secret is the one that its owner had sent the hash, or the public key, of."""
     if kind is Kind.SEED:
-        return secret if hashlib.sha256(secret).digest() == _seed_hash(state, owner) else None
-    return secret if keys.public_key(secret) == public[owner] else None
+        return hashlib.sha256(secret).digest() == _seed_hash(state, owner)
+    return keys.public_key(secret) == PublicKeys.decode(body(state.advertised[owner])).masking
 
 
 def _committed(plan: SessionPlan, state: AggregatorState, owner: int, holder: int, kind: Kind, share: bytes) -> bool:
