@@ -36,6 +36,7 @@ READERS = {
     "transport/enrolment.py": "whether a new certificate is good now",
     "transport/identity.py": "whether the own certificate has expired, at the start",
     "transport/members.py": "when a member list was signed, shown to people",
+    "transport/peers.py": "whether a neighbour's certificate has expired",
     "wire/names.py": "the order of run ids, in which runs are listed",
 }
 
