@@ -36,7 +36,7 @@ READERS = {
     "transport/enrolment.py": "whether a new certificate is good now",
     "transport/identity.py": "whether the own certificate has expired, at the start",
     "transport/members.py": "when a member list was signed, shown to people",
-    "transport/peers.py": "whether a neighbour's certificate has expired",
+    "transport/peers.py": "from when until when a port's certificate is good",
     "wire/names.py": "the order of run ids, in which runs are listed",
 }
 
