@@ -21,7 +21,7 @@ from atoll.aggregation.next_model import next_model
 from atoll.aggregation.parts import build
 from atoll.aggregation.reducers.coordinates import Median
 from atoll.aggregation.reducers.reduction import Reduction, RoundTerms
-from atoll.aggregation.rules import Watching
+from atoll.aggregation.rules.rule import Watching
 from atoll.aggregation.schedule import Branching, GossipEvent, Met, Trained
 from atoll.aggregation.schedules.gossip import Gossip
 from atoll.aggregation.strategy import (

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from chaos.relay import Relay
-from integration.federation import REPRODUCIBLE, Federation, trial_job
+from integration.federation import Federation
+from integration.trial import REPRODUCIBLE, trial_job
 
 JOB = trial_job(rounds=2, strategy='kind = "fedadam"\ncodec = { kind = "int8" }')
 SITES = ("site-1", "site-2", "site-3")

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from integration.federation import Federation, breast_cancer, trial_job
+from integration.federation import Federation
+from integration.trial import breast_cancer, trial_job
 from safetensors.numpy import load_file
 
 
