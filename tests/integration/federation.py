@@ -126,6 +126,13 @@ class Federation:
             else policy
         )
 
+    def label(self, site: str, region: str) -> None:
+        """Give a site the label `region`."""
+        path, example = self.home(site) / "site.toml", '# labels = { region = "north" }'
+        text = path.read_text()
+        assert example in text
+        path.write_text(text.replace(example, f'labels = {{ region = "{region}" }}'))
+
     def write_data(self, name: str) -> Path:
         """This site's share of the breast cancer data."""
         return write_share(self.root / f"{name}.npz", int(name.rsplit("-", 1)[-1]) - 1)
