@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from integration.federation import Federation
 
 JOB = """
@@ -61,6 +66,24 @@ def test_a_kill_with_a_stale_update_in_the_buffer_or_on_its_way_changes_no_byte(
     undisturbed = in_order(federation, tmp_path / "undisturbed")
     assert in_order(federation, tmp_path / "server", buffered=kill_the_server) == undisturbed
     assert in_order(federation, tmp_path / "site", training=kill_the_site) == undisturbed
+
+
+@pytest.mark.chaos
+def test_with_one_site_ten_times_slower_half_of_the_time_suffices() -> None:
+    """To an accuracy of 0.9 on digits, as processes: what benchmarks/asynchronous.py measures, and docs/strategies.md says."""
+    script = Path(__file__).parents[2] / "benchmarks" / "asynchronous.py"
+    done = subprocess.run(
+        [sys.executable, script, "--json"],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record["slowdown"] == 10
+    assert record["fedbuff_s"] <= record["fedavg_s"] / 2
 
 
 def in_order(
