@@ -8,6 +8,9 @@ from pathlib import Path
 
 from integration.federation import Federation, Process
 
+from atoll.client.steps import Step as SiteStep
+from atoll.server.steps import Step as ServerStep
+
 PROGRAM = Path(__file__).parents[1] / "samples" / "killed_process.py"
 
 
@@ -51,6 +54,19 @@ def wait_for_sites(federation: Federation, before: int, *sites: str) -> None:
 def wait_for_death(federation: Federation, doomed: Process, step: str) -> None:
     federation.wait_for(lambda: not doomed.running, f"it dies at {step}")
     assert doomed.popen.returncode == -signal.SIGKILL
+
+
+def run_with_a_kill(federation: Federation, job: str, site: str, step: ServerStep | SiteStep, nth: int) -> str:
+    """The id of a run in which the server, or this site's agent, was killed at a step and started again."""
+    at_site = isinstance(step, SiteStep)
+    doomed = doom_a_site(federation, site, step, nth) if at_site else doom_the_server(federation, step, nth)
+    run = federation.submit(job)
+    wait_for_death(federation, doomed, step)
+    if at_site:
+        federation.start_site(site)
+    else:
+        federation.start_server()
+    return run
 
 
 def require_all(federation: Federation, run: str, sites: int) -> None:

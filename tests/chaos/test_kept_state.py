@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 from chaos.conftest import SITES
-from chaos.doomed import doom_a_site, doom_the_server, require_all, wait_for_death
+from chaos.doomed import require_all, run_with_a_kill
 from integration.federation import Federation
 from integration.trial import trial_job
 
@@ -29,16 +29,19 @@ JOBS = {
     )
     for name, strategy in STRATEGIES.items()
 }
-DOOMED = "site-2"
-SERVER_STEPS = [  # in round 2, when the state of round 1 counts
+DOOMED = "site-2"  # the agent
+STEPS: list[tuple[ServerStep | SiteStep, int]] = [  # in round 2, when the state of round 1 counts
     (ServerStep.RECEIVED, 4),
     (ServerStep.FOLDED, 5),
     (ServerStep.MADE, 2),
     (ServerStep.COMMITTED, 2),
     (ServerStep.ANNOUNCED, 2),
+    (SiteStep.ACCEPTED, 2),
+    (SiteStep.WORKED, 2),  # its new state is on the disk, and its update is not kept yet
+    (SiteStep.KEPT, 2),
+    (SiteStep.UPLOADED, 2),
+    (SiteStep.JUDGED, 2),
 ]
-SITE_STEPS = [SiteStep.ACCEPTED, SiteStep.WORKED, SiteStep.KEPT, SiteStep.UPLOADED, SiteStep.JUDGED]
-SHORT = {("scaffold", ServerStep.MADE), ("error_feedback", SiteStep.WORKED)}
 
 
 @pytest.mark.parametrize(
@@ -48,43 +51,17 @@ SHORT = {("scaffold", ServerStep.MADE), ("error_feedback", SiteStep.WORKED)}
             strategy,
             step,
             nth,
-            id=f"{strategy}-{step}-{nth}",
-            marks=() if (strategy, step) in SHORT else pytest.mark.chaos,
+            id=f"{strategy}-{'site' if isinstance(step, SiteStep) else 'server'}-{step}",
+            marks=() if (strategy, step) == ("error_feedback", SiteStep.WORKED) else pytest.mark.chaos,
         )
         for strategy in STRATEGIES
-        for step, nth in SERVER_STEPS
+        for step, nth in STEPS
     ],
 )
-def test_the_server_killed_where_sites_keep_state(
-    federation: Federation, undisturbed_of: Callable[[str], str], strategy: str, step: ServerStep, nth: int
+def test_a_kill_where_sites_keep_state(
+    federation: Federation, undisturbed_of: Callable[[str], str], strategy: str, step: ServerStep | SiteStep, nth: int
 ) -> None:
     wanted = undisturbed_of(JOBS[strategy])
-    doomed = doom_the_server(federation, step, nth)
-    run = federation.submit(JOBS[strategy])
-    wait_for_death(federation, doomed, step)
-    federation.start_server()
-    require_all(federation, run, 3)
-    assert federation.model_hash(run) == wanted
-
-
-@pytest.mark.parametrize(
-    ("strategy", "step"),
-    [
-        pytest.param(
-            strategy, step, id=f"{strategy}-{step}", marks=() if (strategy, step) in SHORT else pytest.mark.chaos
-        )
-        for strategy in STRATEGIES
-        for step in SITE_STEPS
-    ],
-)
-def test_an_agent_killed_that_keeps_state(
-    federation: Federation, undisturbed_of: Callable[[str], str], strategy: str, step: SiteStep
-) -> None:
-    """In round 2; at `WORKED` its new state is on the disk, and its update is not kept yet."""
-    wanted = undisturbed_of(JOBS[strategy])
-    doomed = doom_a_site(federation, DOOMED, step, 2)
-    run = federation.submit(JOBS[strategy])
-    wait_for_death(federation, doomed, step)
-    federation.start_site(DOOMED)
+    run = run_with_a_kill(federation, JOBS[strategy], DOOMED, step, nth)
     require_all(federation, run, 3)
     assert federation.model_hash(run) == wanted

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from chaos.doomed import doom_a_site, doom_the_server, require_all, wait_for_death
+from chaos.doomed import require_all, run_with_a_kill
 from integration.federation import Federation
 
 from atoll.client.steps import Step as SiteStep
@@ -51,18 +51,21 @@ JOBS["hierarchical"] = JOB.format(
     work="epochs = 1, batch_size = 32",
     more="",
 )
-DOOMED = "site-2"
+DOOMED = "site-2"  # the agent
 SITES_OF_A_ROUND = {"cyclic": 1}  # all three in the others
-SHORT = ServerStep.MADE  # the version is on the disk, and no commit names it
-SERVER_STEPS = [
+STEPS: list[tuple[ServerStep | SiteStep, int]] = [
     (ServerStep.JOURNALLED, 9),
     (ServerStep.RECEIVED, 3),
     (ServerStep.FOLDED, 2),
-    (SHORT, 2),
+    (ServerStep.MADE, 2),  # the version is on the disk, and no commit names it
     (ServerStep.COMMITTED, 2),
     (ServerStep.ANNOUNCED, 3),
+    (SiteStep.ACCEPTED, 3),
+    (SiteStep.WORKED, 3),  # with `every_steps`, its own model of fragments and its optimizer's state are on the disk
+    (SiteStep.KEPT, 3),
+    (SiteStep.UPLOADED, 3),
+    (SiteStep.JUDGED, 3),
 ]
-SITE_STEPS = [SiteStep.ACCEPTED, SiteStep.WORKED, SiteStep.KEPT, SiteStep.UPLOADED, SiteStep.JUDGED]
 
 
 @pytest.mark.parametrize(
@@ -71,47 +74,18 @@ SITE_STEPS = [SiteStep.ACCEPTED, SiteStep.WORKED, SiteStep.KEPT, SiteStep.UPLOAD
         pytest.param(
             schedule,
             step,
-            nth,
-            id=f"{schedule}-{step}-{nth}",
-            marks=() if step is SHORT and schedule != "cyclic" else pytest.mark.chaos,
+            1 if (schedule, type(step)) == ("cyclic", SiteStep) else nth,  # a site has one turn or two
+            id=f"{schedule}-{'site' if isinstance(step, SiteStep) else 'server'}-{step}",
+            marks=() if (schedule, step) == ("hierarchical", ServerStep.MADE) else pytest.mark.chaos,
         )
         for schedule in JOBS
-        for step, nth in SERVER_STEPS
+        for step, nth in STEPS
     ],
 )
-def test_the_server_killed_in_the_middle_of_a_schedule(
-    federation: Federation, undisturbed_of: Callable[[str], str], schedule: str, step: ServerStep, nth: int
+def test_a_kill_in_the_middle_of_a_schedule(
+    federation: Federation, undisturbed_of: Callable[[str], str], schedule: str, step: ServerStep | SiteStep, nth: int
 ) -> None:
     wanted = undisturbed_of(JOBS[schedule])
-    doomed = doom_the_server(federation, step, nth)
-    run = federation.submit(JOBS[schedule])
-    wait_for_death(federation, doomed, step)
-    federation.start_server()
-    require_all(federation, run, SITES_OF_A_ROUND.get(schedule, 3))
-    assert federation.model_hash(run) == wanted
-
-
-@pytest.mark.parametrize(
-    ("schedule", "step"),
-    [
-        pytest.param(
-            schedule,
-            step,
-            id=f"{schedule}-{step}",
-            marks=() if (schedule, step) == ("every_steps", SiteStep.WORKED) else pytest.mark.chaos,
-        )
-        for schedule in JOBS
-        for step in SITE_STEPS
-    ],
-)
-def test_an_agent_killed_in_the_middle_of_a_schedule(
-    federation: Federation, undisturbed_of: Callable[[str], str], schedule: str, step: SiteStep
-) -> None:
-    """With `every_steps` it keeps its own model of fragments and its optimizer's state; of a cycle it has one turn."""
-    wanted = undisturbed_of(JOBS[schedule])
-    doomed = doom_a_site(federation, DOOMED, step, 1 if schedule == "cyclic" else 3)
-    run = federation.submit(JOBS[schedule])
-    wait_for_death(federation, doomed, step)
-    federation.start_site(DOOMED)
+    run = run_with_a_kill(federation, JOBS[schedule], DOOMED, step, nth)
     require_all(federation, run, SITES_OF_A_ROUND.get(schedule, 3))
     assert federation.model_hash(run) == wanted

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chaos.doomed import doom_the_server, require_all, wait_for_death
+from chaos.doomed import require_all, run_with_a_kill
 from integration.federation import Federation
 from integration.gossip import d_psgd, gossip_job, mean_of, spread_of, start_reef, weights_of
 from numpy.typing import NDArray
 
+from atoll.client.steps import Step as SiteStep
 from atoll.server.steps import Step
 
 CHAIN = [(2, 3), (1, 2), (1, 4)]
@@ -85,15 +86,13 @@ def test_a_pair_that_cannot_reach_each_other_is_relayed_and_no_other(
         pytest.param(Step.JOURNALLED, 30, marks=pytest.mark.chaos, id="a-later-round"),
         pytest.param(Step.RECEIVED, 2, marks=pytest.mark.chaos, id="relay"),
         pytest.param(Step.MADE, 1, marks=pytest.mark.chaos, id="version"),
+        pytest.param(SiteStep.WORKED, 2, marks=pytest.mark.chaos, id="site"),
     ],
 )
-def test_a_server_killed_at_a_step_goes_on_to_the_same_bytes(
-    reef: Federation, undisturbed: dict[str, Any], step: Step, nth: int
+def test_a_kill_at_a_step_changes_no_byte(
+    reef: Federation, undisturbed: dict[str, Any], step: Step | SiteStep, nth: int
 ) -> None:
-    doomed = doom_the_server(reef, step, nth)
-    run = reef.submit(gossip_job(rounds=3, schedule="min = 4"))
-    wait_for_death(reef, doomed, step)
-    reef.start_server()
+    run = run_with_a_kill(reef, gossip_job(rounds=3, schedule="min = 4"), "site-2", step, nth)
     require_all(reef, run, 4)
     assert reef.model_hash(run) == reef.model_hash(undisturbed["run"])
 
