@@ -183,14 +183,14 @@ def one_round(strategy: Strategy, num_regions: int = 0) -> bytes:
         weight = min(seed, terms.max_weight)
         total.check(payload, weight, metrics={"loss": (1.0 * seed, 1.0)})
         state, actions = strategy.schedule.on(state, Accepted(site=site, round=1, base_version=0, weight=weight))
-        below = regions[seed % num_regions] if num_regions else total
-        below.fold(site, payload, weight, {"loss": (1.0 * seed, 1.0)})
+        held = regions[seed % num_regions] if num_regions else total
+        held.fold(site, payload, weight, {"loss": (1.0 * seed, 1.0)})
     assert any(isinstance(action, Close) for action in actions)
-    for number, region in enumerate(regions):
-        assert isinstance(region, Mergeable)
-        partial = bytearray(region.partial_bytes)
-        region.write_partial(partial)
-        totals[0].check_partial(partial, region.sum_weights, num_sites=region.num_updates)
+    for number, below in enumerate(regions):
+        assert isinstance(below, Mergeable)
+        partial = bytearray(below.partial_bytes)
+        below.write_partial(partial)
+        totals[0].check_partial(partial, below.sum_weights, num_sites=below.num_updates)
         totals[0].merge_partial(f"region-{number}", partial)
     return b"".join(version_of(total, strategy, fragments, data) for total in totals)
 
