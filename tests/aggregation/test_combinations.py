@@ -67,15 +67,15 @@ KINDS = {part: [kind for kind in kinds if kind not in OPAQUE] for part, kinds in
 def cells() -> Iterator[tuple[str, ...]]:
     """Every schedule with every reducer and codec; with `rounds` every policy of buffers and place of evaluation too.
 
-    Those take turns with the other schedules. Rules, optimizers and personal models see no update of another site: each
-    takes its turn where it may.
+    With the other schedules policies take turns, and sites judge. Rules, optimizers and personal models see no update of
+    another site: each takes its turn where it may.
     """
     every = itertools.cycle(HALVES)
     plain = itertools.cycle([(rule, optimizer) for rule, optimizer in HALVES if rule not in PAIRED])
-    personal, places = itertools.cycle(KINDS["personal"]), itertools.cycle(PLACES)
+    personal, others = itertools.cycle(KINDS["personal"]), itertools.cycle((buffers, "at-sites") for buffers in BUFFERS)
     for schedule, reducer, codec in itertools.product(KINDS["schedule"], KINDS["reducer"], KINDS["codec"]):
         each = schedule == "rounds" or (schedule, reducer) == ("gossip", "mean")
-        for buffers, evaluated in PLACES if each else [next(places)]:
+        for buffers, evaluated in PLACES if each else [next(others)]:
             whole = (schedule, reducer) == ("rounds", "mean") and codec not in FED_BACK
             rule, optimizer = next(every if whole else plain)
             named = {"schedule": schedule, "reducer": reducer, "codec": codec, "rule": rule, "optimizer": optimizer}
