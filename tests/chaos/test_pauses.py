@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import pytest
 from chaos.conftest import JOB, PATIENT, Limits, require_undisturbed
-from integration.federation import Federation, Process, trial_job
+from integration.federation import Federation, Process
+from integration.trial import trial_job
 
 SHORT_LEASE = "heartbeat_s = 1\nlease_s = 4"
 AS_SHIPPED = "heartbeat_s = 15\nlease_s = 45"

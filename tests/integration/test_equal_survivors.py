@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from integration.federation import REPRODUCIBLE, Federation, Process, trial_job
+from integration.federation import Federation, Process
+from integration.trial import REPRODUCIBLE, trial_job
 
 from atoll.client.steps import Step
 
