@@ -96,7 +96,9 @@ class ParallelSection(Strict):
     pp: Degree = 1  # each holds some of the layers
     cp: Degree = 1  # each computes a part of every sequence
     zero: Literal[0, 1, 2, 3] | None = None  # what is in parts: nothing, optimizer, + gradients, + parameters
-    tp_plan: Literal["auto", "app"] | dict[str, Style] = "auto"  # patterns of names of linear modules, each with a style
+    tp_plan: Literal["auto", "app"] | dict[str, Style] = (
+        "auto"  # patterns of names of linear modules, each with a style
+    )
     pipeline: PipelineSection = PipelineSection()
     activation_checkpoint: Literal["none", "selective", "full"] = "none"
     precision: PrecisionSection = PrecisionSection()
@@ -126,6 +128,8 @@ class ParallelSection(Strict):
             )
         self._check_zero(used)
         self._check_pipeline()
+        if self.precision.reduce != "model" and not used & {"dp_replicate", "dp_shard"}:
+            raise ValueError("precision.reduce has no effect where no gradients are averaged: remove it")
         if self.tp == 1 and self.tp_plan != "auto":
             raise ValueError("tp_plan has no effect without tp: set tp, or remove it")
         if "cp" in used:
@@ -158,6 +162,11 @@ class ParallelSection(Strict):
             )
 
     @property
+    def named_degrees(self) -> dict[str, int]:
+        """By axis, as written."""
+        return {axis: getattr(self, axis) for axis in AXES}
+
+    @property
     def stages_per_rank(self) -> int:
         return self.pipeline.stages_per_rank or (2 if self.pipeline.schedule == "interleaved" else 1)
 
@@ -167,7 +176,7 @@ class ParallelSection(Strict):
         Raises:
             ConfigError: the axes do not multiply to that number, or what follows from them does not fit.
         """
-        named = {axis: getattr(self, axis) for axis in AXES}
+        named = self.named_degrees
         product = math.prod(degree for degree in named.values() if degree != -1)
         world = self.processes or num_processes or product
         if -1 in named.values() and world % product == 0:

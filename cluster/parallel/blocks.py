@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import nn
 from torch.distributed._composable import checkpoint
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
-
-import torch
 
 _LISTS = (nn.ModuleList, nn.Sequential)
 _KEPT_OPS = (  # products, which cost most to do again
@@ -30,9 +29,7 @@ def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
     lists = [(name, module) for name, module in model.named_modules() if isinstance(module, _LISTS)]
     outer = [(name, module) for name, module in lists if not any(_within(name, other) for other, _ in lists)]
     owners = [(name, module) for name, module in outer if len(_members(module)) > 1] or [("", model)]
-    return {
-        f"{owner}.{name}" if owner else name: child for owner, module in owners for name, child in _members(module)
-    }
+    return {f"{owner}.{name}" if owner else name: child for owner, module in owners for name, child in _members(module)}
 
 
 def _members(module: nn.Module) -> list[tuple[str, nn.Module]]:

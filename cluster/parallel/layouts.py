@@ -85,16 +85,16 @@ def spread(
     if degrees.dp_shard == 1:  # else the policy of fully_shard casts
         options["autocast"] = autocast_of(device, section.precision.param)
     if degrees.pp > 1:
-        losses = Losses(app)
+        losses, blocks = Losses(app), blocks_of(model)
         stages = cut(
-            app, model, dims, section, device, example, prepare=lambda stage: _prepare(stage, dims, section), losses=losses
-        )
-        holder = nn.Module() if len(stages.modules) > 1 else stages.modules[0]
+            app, model, dims, section, device, example, losses=losses,
+            prepare=lambda stage: prepare(stage, _those_in(stage, blocks), dims, section),
+        )  # fmt: skip
         step: SharedStep = PipelineStep(app, stages, losses, dims, **options)
-        return Layout(dims=dims, section=section, model=_together(holder, stages.modules), step=step)
+        return Layout(dims=dims, section=section, model=stages.as_module(), step=step)
     if degrees.tp > 1:
         divide(app, model, dims.axis("tp"), section)
-    _prepare(model, dims, section)
+    prepare(model, blocks_of(model), dims, section)
     _materialise(model, device)
     module = model
     if degrees.dp_replicate > 1 and degrees.dp_shard == 1:
@@ -102,14 +102,19 @@ def spread(
     return Layout(dims=dims, section=section, model=model, step=ReplicaStep(app, module, dims, **options))
 
 
-def _prepare(module: nn.Module, dims: ParallelDims, section: ParallelSection) -> None:
-    """Recompute, compile and shard a module, as far as the section says."""
-    blocks = blocks_of(module)
+def prepare(module: nn.Module, blocks: dict[str, nn.Module], dims: ParallelDims, section: ParallelSection) -> None:
+    """Recompute, compile and shard a module by its blocks, as far as the section says."""
     recompute(blocks, section.activation_checkpoint)
     if section.compile != "none":
         compile_blocks(blocks or {"": module}, section.compile)
     if dims.degrees.dp_shard > 1:
         _shard(module, blocks, dims, section)
+
+
+def _those_in(stage: nn.Module, blocks: Iterable[str]) -> dict[str, nn.Module]:
+    """The blocks that a stage has; tracing keeps their names."""
+    modules = dict(stage.named_modules())
+    return {name: modules[name] for name in blocks if name in modules}
 
 
 def _shard(module: nn.Module, blocks: dict[str, nn.Module], dims: ParallelDims, section: ParallelSection) -> None:
@@ -152,26 +157,6 @@ def _materialise(model: nn.Module, device: torch.device) -> None:
         model.to_empty(device=device)
     else:
         model.to(device)
-
-
-def _together(holder: nn.Module, modules: Iterable[nn.Module]) -> nn.Module:
-    """One module that has the tensors of several stages under their own names."""
-    for module in modules:
-        if module is holder:
-            return holder
-        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-            path, _, last = name.rpartition(".")
-            owner = holder
-            for step in path.split(".") if path else ():
-                if step not in owner._modules:
-                    owner.add_module(step, nn.Module())
-                owner = owner.get_submodule(step)
-            if isinstance(tensor, nn.Parameter):
-                owner.register_parameter(last, tensor)
-            else:
-                source = module.get_submodule(path) if path else module
-                owner.register_buffer(last, tensor, persistent=last not in source._non_persistent_buffers_set)
-    return holder
 
 
 def _divided(optimizer: Optimizer, dims: ParallelDims) -> Optimizer:

@@ -45,6 +45,15 @@ class Stages:
     is_first: bool
     is_last: bool
 
+    def as_module(self) -> nn.Module:
+        """One module that has the tensors of all of this process's stages, under the whole model's names."""
+        if len(self.modules) == 1:
+            return self.modules[0]
+        holder = nn.Module()
+        for module in self.modules:
+            _take_over(holder, module)
+        return holder
+
 
 class PipelineStep(SharedStep):
     """Micro-batches through stages; the loss is known to the last of them, and counted there."""
@@ -157,7 +166,7 @@ def cut(
         pipe = pipeline(model, inputs, split_spec={name: SplitPoint.BEGINNING for name in points})
         for name in points:  # torch leaves its marks there, which the next trace would run into
             vars(model.get_submodule(name)).pop("forward", None)
-    except Exception as error:  # whatever tracing the user's code raises
+    except (Exception, SystemExit) as error:  # whatever tracing the user's code raises
         raise AppFailed(
             f"the model cannot be traced for a pipeline: {error}; write it without control flow that depends on "
             "values, or take another layout in [parallel]",
@@ -227,6 +236,21 @@ def _balanced(sizes: Sequence[int], num_parts: int) -> list[int]:
         first, last = (starts[-1] if starts else 0) + 1, len(sizes) - (num_parts - number)
         starts.append(min(range(first, last + 1), key=lambda index: abs(ends[index - 1] - wanted)))
     return starts
+
+
+def _take_over(holder: nn.Module, module: nn.Module) -> None:
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        path, _, last = name.rpartition(".")
+        owner = holder
+        for step in path.split(".") if path else ():
+            if step not in owner._modules:
+                owner.add_module(step, nn.Module())
+            owner = owner.get_submodule(step)
+        if isinstance(tensor, nn.Parameter):
+            owner.register_parameter(last, tensor)
+        else:
+            source = module.get_submodule(path) if path else module
+            owner.register_buffer(last, tensor, persistent=last not in source._non_persistent_buffers_set)
 
 
 def _require_untied(model: nn.Module) -> None:

@@ -7,7 +7,7 @@ them, in turn, so that together they write one file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -17,8 +17,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from atoll.cluster.parallel.dims import ParallelDims
 from atoll.wire.errors import BadManifest
-from atoll.wire.manifest import Manifest
-from atoll.wire.tensors import state_of, views
+from atoll.wire.tensors import state_of
 
 
 def own_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -26,14 +25,19 @@ def own_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, (tensor, _) in state_of(model).items()}
 
 
-def load_slices(model: nn.Module, sources: Mapping[str, Tensor]) -> None:
+def load_slices(model: nn.Module, sources: Mapping[str, Tensor], *, frozen: Collection[str] = ()) -> None:
     """Copies this process's part of each tensor from whole ones, such as views of a mapped file: no more is read.
+
+    Args:
+        frozen: tensors that stay as they are.
 
     Raises:
         BadManifest: a tensor of the model has no source, or one of another shape or dtype.
     """
     with torch.no_grad():
         for name, target in own_tensors(model).items():
+            if name in frozen:
+                continue
             source = sources.get(name)
             if source is None or source.shape != target.shape or source.dtype != target.dtype:
                 found = "absent" if source is None else f"{source.dtype} {list(source.shape)}"
@@ -56,7 +60,7 @@ def _slice_of(source: Tensor, target: DTensor) -> Tensor:
     return found
 
 
-def whole_tensors(model: nn.Module, names: Iterator[str]) -> Iterator[tuple[str, Tensor]]:
+def whole_tensors(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
     """Each named tensor that this process's stage holds, whole, in turn.
 
     All processes of a stage go through the same names in the same order, and each to the end: one that stops leaves
@@ -88,8 +92,3 @@ def average_buffers(model: nn.Module, dims: ParallelDims) -> None:
                 tensor /= dims.num_shares
             elif tensor.dtype != torch.bool and not tensor.is_complex():
                 dist.all_reduce(tensor, dist.ReduceOp.MAX, group=group)
-
-
-def views_of(manifest: Manifest, data: memoryview) -> Mapping[str, Tensor]:
-    """Whole tensors over the bytes of a version, none of which is read yet."""
-    return views(manifest, data, writable=False)

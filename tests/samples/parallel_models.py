@@ -101,7 +101,9 @@ class Spread(App):
                 first: list[nn.Module] = [nn.Linear(6, WIDTH)]
                 if self.config.batch_norm:
                     first.append(nn.BatchNorm1d(WIDTH))
-                model = nn.Sequential(*first, *(Residual(WIDTH) for _ in range(self.config.blocks)), nn.Linear(WIDTH, 3))
+                model = nn.Sequential(
+                    *first, *(Residual(WIDTH) for _ in range(self.config.blocks)), nn.Linear(WIDTH, 3)
+                )
         return model.to(getattr(torch, self.config.dtype))
 
     def data(self, split: str) -> TensorDataset:

@@ -102,7 +102,7 @@ def train(case: Case) -> Trained:
     names = list(state_of(build_model(app, SEED)))
     tensors = {
         name: tensor.clone()
-        for number, (name, tensor) in enumerate(whole_tensors(layout.model, iter(names)))
+        for number, (name, tensor) in enumerate(whole_tensors(layout.model, names))
         if writes(layout.dims, number)
     }
     loss = outcome.metrics["loss"]
@@ -170,14 +170,18 @@ def _serve(rank: int, end: Connection) -> None:
             return
         try:
             dist.init_process_group(
-                "gloo", init_method=f"file://{store}", rank=rank, world_size=num_processes, timeout=timedelta(seconds=60)
+                "gloo",
+                init_method=f"file://{store}",
+                rank=rank,
+                world_size=num_processes,
+                timeout=timedelta(seconds=60),
             )
             try:
                 answer = (True, do(*args))
                 dist.barrier()
             finally:
                 dist.destroy_process_group()
-        except BaseException:
+        except (Exception, SystemExit):
             answer = (False, f"rank {rank}: {traceback.format_exc()}")
         end.send(answer)
 
