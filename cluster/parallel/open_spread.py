@@ -33,10 +33,27 @@ from atoll.wire.parallel_section import ParallelSection
 from atoll.wire.tensors import frozen_of, manifest_of
 
 
-def num_processes(section: ParallelSection, device: torch.device) -> int:
-    """How many processes this machine starts: as the section says, or one for each accelerator."""
+def num_processes(section: ParallelSection, device: torch.device, *, is_own: bool) -> int:
+    """How many processes this machine starts: as the section says, or one for each accelerator.
+
+    Args:
+        is_own: the section is of this machine's settings, and not of a job that came over the wire.
+
+    Raises:
+        ConfigError: the axes do not make that number; or a job asks for more than the machine has devices or cores.
+    """
     at_hand = None if device.type == "cpu" else torch.accelerator.device_count()
-    return section.degrees(at_hand if -1 in section.named_degrees.values() else None).world_size
+    count = section.degrees(at_hand if -1 in section.named_degrees.values() else None).world_size
+    most = at_hand or os.cpu_count() or 1
+    if count > most and not is_own:
+        raise ConfigError(
+            f"parallel: the job asks for {count} processes and this machine has {most} devices or cores for them; lower "
+            "parallel.processes or an axis, or have the site say [parallel] in its settings",
+            key="parallel.processes",
+            value=str(count),
+            bound=str(most),
+        )
+    return count
 
 
 def require_spreadable(job: Job, strategy: Strategy, app: type[App], request: Prepare) -> None:

@@ -21,7 +21,7 @@ def build_skeleton(app: App, job_seed: int, *, needs_values: bool = False) -> nn
         try:
             with torch.device("meta"):
                 model = app.model()
-        except (Exception, SystemExit) as error:  # of the user's code, which may read a value; below it may have them
+        except (Exception, SystemExit) as error:  # noqa: BLE001  the user's code may read a value; below there are some
             _log.info("model() needs values (%s): each process builds it whole before it keeps its part", error)
         else:
             if isinstance(model, nn.Module) and not _keeps_values(model):

@@ -75,7 +75,7 @@ def open_parallel(request: Prepare, section: ParallelSection, round_: int) -> Sp
     """
     job = decode_job(request.job.encode()).at(round_)
     device = choose_device(job.training.device, request.device)
-    count = num_processes(section, device)
+    count = num_processes(section, device, is_own=request.parallel is not None)
     if count == 1 or dist.is_initialized():
         return open_spread(request, section, round_)
     entry = AppEntry(name=request.app_name, distribution=request.distribution, entry_point=request.entry_point)

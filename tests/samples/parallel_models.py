@@ -85,10 +85,10 @@ class Spread(App):
 
     class Config(BaseModel):
         kind: str = "residual"
-        blocks: int = 4
+        blocks: int = 3
         dtype: str = "float64"
         optimizer: str = "sgd"
-        examples: int = 26
+        examples: int = 12
         batch_norm: bool = False
 
     def model(self) -> nn.Module:

@@ -19,20 +19,20 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 from samples.parallel_models import Spread
-from torch import Tensor
+from torch import Tensor, nn
 
 from atoll.aggregation.rules import NoRule
 from atoll.cluster.app import build_app, build_model
 from atoll.cluster.batches import Work, batches
 from atoll.cluster.local_loop import train_locally
+from atoll.cluster.local_step import OneProcess
 from atoll.cluster.parallel.dims import ParallelDims
 from atoll.cluster.parallel.layouts import Layout, spread
 from atoll.cluster.parallel.streams import average_buffers, load_slices, whole_tensors, writes
 from atoll.wire.parallel_section import ParallelSection
 from atoll.wire.tensors import state_of
 
-SEED, BATCH, STEPS = 3, 7, 5  # 7 examples: shares differ in length, and the fourth batch of 26 has 5
-WORK = Work(num_epochs=None, num_steps=STEPS, batch_size=BATCH, shuffle=True, max_weight=10**6)
+SEED, BATCH, STEPS = 3, 7, 3  # shares of 7 examples differ in length, and the second batch of 12 has 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,8 @@ class Case:
     section: Mapping[str, Any]
     app: Mapping[str, Any] = field(default_factory=dict)
     steps: int = STEPS
-    broken: bool = False  # the last rank's loss counts twice
-    meta: bool = False  # the model is made without values, which then come from a file
+    meta: bool = True  # the model is made without values, as where it is too large for one process
+    clipped: float | None = None  # the norm that the one process is clipped to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,18 @@ class Trained:
     weight: int
 
 
+class _Clipped(OneProcess):
+    """One process that clips as a plain loop of torch does."""
+
+    def __init__(self, app: Spread, model: nn.Module, max_norm: float | None) -> None:
+        super().__init__(app, model)
+        self._trained, self._max_norm = model, max_norm
+
+    def before_update(self) -> None:
+        if self._max_norm is not None:
+            nn.utils.clip_grad_norm_(self._trained.parameters(), self._max_norm)
+
+
 def alone(case: Case) -> Trained:
     """The same training in one process, without a layout."""
     app = build_app(Spread, case.app, {})
@@ -63,6 +75,7 @@ def alone(case: Case) -> Trained:
     outcome = train_locally(
         app, model, app.optimizer(model.parameters()), dataset,
         work=_work(case), rule=NoRule(NoRule.Options()), seed=SEED, device=torch.device("cpu"),
+        step=_Clipped(app, model, case.clipped),
     )  # fmt: skip
     loss = outcome.metrics["loss"]
     return Trained(
@@ -72,37 +85,40 @@ def alone(case: Case) -> Trained:
     )
 
 
-def layout_of(case: Case) -> tuple[Spread, Layout]:
-    """The case's layout with version 0 in it, in a process of its world."""
+def train(case: Case, broken: bool = False) -> list[Trained]:
+    """The case in one process of its world: what this process writes of the outcome.
+
+    With `broken`, once more from the start, with the last rank's loss counted twice.
+    """
     section = ParallelSection.model_validate(case.section)
     dims = ParallelDims.of(section, device_type="cpu")
     app = build_app(Spread, case.app, {})
     whole = build_model(app, SEED)
     sources = {name: tensor.detach().clone() for name, (tensor, _) in state_of(whole).items()}
-    if case.meta:
+    if case.meta and dims.degrees.pp == 1:
         with torch.device("meta"):
             whole = app.model()
     example = next(batches(app, app.data("train"), _work(case), SEED))
     layout = spread(app, whole, dims, section, device=torch.device("cpu"), example=example)
-    load_slices(layout.model, sources)
-    return app, layout
-
-
-def train(case: Case) -> Trained:
-    """The case in one process of its world; the tensors that this process writes."""
-    app, layout = layout_of(case)
-    if case.broken and dist.get_rank() == dist.get_world_size() - 1:
+    found = [_train(case, app, layout, sources)]
+    if broken:
         right: Any = app.loss
-        vars(app)["loss"] = lambda output, batch: right(output, batch) * 2
+        if dist.get_rank() == dist.get_world_size() - 1:
+            vars(app)["loss"] = lambda output, batch: right(output, batch) * 2
+        found.append(_train(case, app, layout, sources))
+    return found
+
+
+def _train(case: Case, app: Spread, layout: Layout, sources: Mapping[str, Tensor]) -> Trained:
+    load_slices(layout.model, sources)
     outcome = train_locally(
         app, layout.model, layout.optimizer(app), app.data("train"),
         work=_work(case), rule=NoRule(NoRule.Options()), seed=SEED, device=torch.device("cpu"), step=layout.step,
     )  # fmt: skip
     average_buffers(layout.model, layout.dims)
-    names = list(state_of(build_model(app, SEED)))
     tensors = {
         name: tensor.clone()
-        for number, (name, tensor) in enumerate(whole_tensors(layout.model, names))
+        for number, (name, tensor) in enumerate(whole_tensors(layout.model, list(sources)))
         if writes(layout.dims, number)
     }
     loss = outcome.metrics["loss"]
@@ -114,7 +130,8 @@ class World:
 
     def __init__(self, num_processes: int = 4) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["samples.parallel_world"])
+        # What takes seconds; not this module, since that process knows nothing of pytest's paths.
+        context.set_forkserver_preload(["atoll.cluster.parallel.open_spread", "torch._dynamo"])
         self._folder = tempfile.TemporaryDirectory(prefix="atoll-world-")
         self._ends: list[Connection] = []
         self._processes = []
@@ -139,15 +156,12 @@ class World:
             raise AssertionError("\n".join(failed))
         return [answer for _, answer in answers]
 
-    def train(self, case: Case, num_processes: int) -> Trained:
-        """The case's outcome, put together from what each process writes; every tensor is written once."""
-        parts: Sequence[Trained] = self.run(train, num_processes, case)
-        tensors: dict[str, Tensor] = {}
-        for one in parts:
-            assert not tensors.keys() & one.tensors.keys()
-            tensors |= one.tensors
-        assert len({(one.loss, one.weight) for one in parts}) == 1
-        return Trained(tensors=tensors, loss=parts[0].loss, weight=parts[0].weight)
+    def train(self, case: Case, num_processes: int, *, broken: bool = False) -> list[Trained]:
+        """The case's outcome, put together from what each process writes; every tensor is written once.
+
+        With `broken`, then that with one rank's loss counted twice.
+        """
+        return [_joined(parts) for parts in zip(*self.run(train, num_processes, case, broken), strict=True)]
 
     def __enter__(self) -> Self:
         return self
@@ -159,6 +173,15 @@ class World:
             process.join(5)
             process.kill()
         self._folder.cleanup()
+
+
+def _joined(parts: Sequence[Trained]) -> Trained:
+    tensors: dict[str, Tensor] = {}
+    for one in parts:
+        assert not tensors.keys() & one.tensors.keys()
+        tensors |= one.tensors
+    assert len({(one.loss, one.weight) for one in parts}) == 1
+    return Trained(tensors=tensors, loss=parts[0].loss, weight=parts[0].weight)
 
 
 def _serve(rank: int, end: Connection) -> None:
@@ -181,7 +204,7 @@ def _serve(rank: int, end: Connection) -> None:
                 dist.barrier()
             finally:
                 dist.destroy_process_group()
-        except (Exception, SystemExit):
+        except (Exception, SystemExit):  # noqa: BLE001  the test is told
             answer = (False, f"rank {rank}: {traceback.format_exc()}")
         end.send(answer)
 
