@@ -27,7 +27,7 @@ from atoll.cluster.parallel.dims import ParallelDims
 from atoll.cluster.parallel.pipeline import Losses, PipelineStep, cut
 from atoll.cluster.parallel.steps import ReplicaStep, SharedStep, autocast_of
 from atoll.cluster.parallel.tensor_plan import divide
-from atoll.wire.errors import AppFailed
+from atoll.wire.errors import AppFailed, ConfigError
 from atoll.wire.parallel_section import ParallelSection
 
 
@@ -137,6 +137,13 @@ def _replicated(
     model: nn.Module, dims: ParallelDims, section: ParallelSection, device: torch.device
 ) -> DistributedDataParallel:
     group = dims.axis("dp_replicate").get_group()
+    if section.precision.reduce == "bf16" and device.type != "cuda":
+        raise ConfigError(
+            "parallel.precision.reduce = bf16: torch's hook for replicated gradients (bf16_compress_hook) takes NCCL 2.10 "
+            f"or later, and this site computes on {device.type}; leave it out, or divide parameters with dp_shard",
+            key="parallel.precision.reduce",
+            value="bf16",
+        )
     with warnings.catch_warnings():  # of the name `broadcast_buffers`, whose successor torch 2.11 has not
         warnings.simplefilter("ignore", FutureWarning)
         module = DistributedDataParallel(

@@ -125,13 +125,19 @@ def test_modifiers_change_nothing_but_what_they_say(world: World, layout: str, m
 def test_bf16_stays_near(world: World, layout: str) -> None:
     section, app, counts = LAYOUTS[layout]
     app = {**app, "dtype": "float32"}
-    reduce = "bf16" if "pp" not in section or "dp_shard" in section else "model"
+    reduce = "bf16" if "dp_shard" in section else "model"
     case = Case(section={**section, "precision": {"param": "bf16", "reduce": reduce}}, app=app)
     wanted = alone(case)
     found = world.train(case, counts[0])[0]
     assert found.loss == pytest.approx(wanted.loss, rel=0.02)
     assert 1e-6 < worst(found, wanted) < 0.05  # it is computed in another dtype, and kept in the model's own
     assert {tensor.dtype for tensor in found.tensors.values()} == {torch.float32}
+
+
+def test_gloo_has_no_bf16_hook_for_replicas(world: World) -> None:
+    case = Case(section={"dp_replicate": 2, "precision": {"reduce": "bf16"}}, app={"dtype": "float32"})
+    with pytest.raises(AssertionError, match="bf16_compress_hook"):
+        world.train(case, 2)
 
 
 def test_statistics_of_shares_become_their_mean(world: World) -> None:

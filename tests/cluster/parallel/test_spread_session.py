@@ -16,7 +16,7 @@ from atoll.cluster.open_session import open_session
 from atoll.wire.errors import ConfigError
 
 HEADER = 64
-TP = {"tp": 2, "tp_plan": {"0": "colwise"}}
+TP = {"tp": 2, "tp_plan": {"0": "colwise", "3": "rowwise"}}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "ddp": {"dp_replicate": 2},
     "fsdp": {"dp_shard": 2},
@@ -85,7 +85,7 @@ def test_an_update_out_of_bounds_is_refused_by_all(world: World, make_bench: Mak
     ("strategy", "key"),
     [
         ({"kind": "scaffold"}, "strategy.rule"),
-        ({"codec": {"kind": "topk"}}, "strategy.codec"),
+        ({"codec": {"kind": "top_k"}}, "strategy.codec"),
         ({"personal": {"kind": "ditto"}}, "strategy.personal"),
         ({"local": ["0.*"]}, "strategy.local"),
     ],
