@@ -15,7 +15,8 @@ _log = logging.getLogger("atoll.worker")
 def build_skeleton(app: App, job_seed: int, *, needs_values: bool = False) -> nn.Module:
     """The app's model on the meta device; whole and on the CPU where it holds values that no version carries.
 
-    Such are non-persistent buffers, tensors that are plain attributes, and whatever model() computes from values.
+    Such are non-persistent buffers, tensors that are plain attributes, and whatever model() computes from values. Tied
+    parameters count among them, since torch's `to_empty` would make two of each.
     """
     if not needs_values:
         try:
@@ -33,6 +34,8 @@ def _keeps_values(model: nn.Module) -> bool:
     """Whether anything but the state dict would be without values; or has them, since model() asked for a device."""
     persistent = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
     tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
+    if len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters())):
+        return True
     if any(id(tensor) not in persistent or not tensor.is_meta for tensor in tensors):
         return True
     return any(isinstance(value, Tensor) for module in model.modules() for value in vars(module).values())

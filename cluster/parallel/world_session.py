@@ -251,4 +251,6 @@ class WorldSession:
 
     def _lost(self, rank: int) -> WorldLost:
         self.close()
-        return WorldLost(f"rank {rank} of {self._count} has died; its trace, if it left one, is above in this log")
+        text = f"rank {rank} of {self._count} has died; its trace, if it left one, is above in this log"
+        _log.error("%s", text)
+        return WorldLost(text)

@@ -22,8 +22,10 @@ def play(
     deterministic = torch.are_deterministic_algorithms_enabled()
     try:
         session = open_session(prepare)
-        trained = [session.train(request, ignore) for request in trains]  # type: ignore[union-attr]
-        judged = None if evaluate is None else session.evaluate(evaluate, ignore)  # type: ignore[union-attr]
+        trained, judged = [], None
+        for request in trains:  # judged in between, as a run does
+            trained.append(session.train(request, ignore))  # type: ignore[union-attr]
+            judged = session.evaluate(evaluate, ignore) if evaluate is not None else None  # type: ignore[union-attr]
         return session.prepared(), trained, judged
     finally:
         torch.use_deterministic_algorithms(deterministic)

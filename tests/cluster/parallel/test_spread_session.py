@@ -19,6 +19,7 @@ HEADER = 64
 TP = {"tp": 2, "tp_plan": {"0": "colwise", "3": "rowwise"}}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "ddp": {"dp_replicate": 2},
+    "zero 2": {"dp_shard": 2, "zero": 2},
     "fsdp": {"dp_shard": 2},
     "tp": TP,
     "pp": {"pp": 2, "pipeline": {"microbatches": 3}},
