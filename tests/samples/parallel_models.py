@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import BaseModel
 from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.utils.data import TensorDataset
 
 from atoll.cluster.app import App
@@ -122,6 +123,10 @@ class Spread(App):
         if self.config.optimizer == "adamw":
             return torch.optim.AdamW(params, lr=1e-2)
         return torch.optim.SGD(params, lr=0.1, momentum=0.5)
+
+    def tensor_plan(self, model: nn.Module) -> dict[str, ParallelStyle]:
+        pairs = (("fc1", ColwiseParallel), ("fc2", RowwiseParallel))
+        return {f"{index + 1}.{name}": kind() for index in range(self.config.blocks) for name, kind in pairs}
 
     def metrics(self, output: Tensor, batch: Any) -> dict[str, tuple[Tensor, float]]:
         return {"accuracy": ((output.argmax(-1) == batch[1]).sum(), batch[1].numel())}

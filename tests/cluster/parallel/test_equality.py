@@ -30,6 +30,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, ...]]] = {
     "tp of llama": ({"tp": -1}, LLAMA, (2, 3, 4)),
     "tp of an encoder": ({"tp": -1}, ENCODER, (2, 3, 4)),
     "tp by patterns": ({"tp": -1, "tp_plan": PATTERNS}, {}, (3, 2, 4)),
+    "tp by the app": ({"tp": -1, "tp_plan": "app"}, {}, (2, 4)),
     "fsdp and tp": ({"dp_shard": 2, "tp": 2}, {}, (4,)),
     "gpipe": ({"pp": -1, "pipeline": GPIPE}, {}, (2, 3, 4)),
     "1f1b": ({"pp": -1}, {}, (3, 2, 4)),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from samples.bench import MakeBench
 from samples.parallel_sessions import given_up, ignore, play
 from samples.parallel_world import World
@@ -50,10 +51,21 @@ def test_an_update_is_that_of_one_process(world: World, make_bench: MakeBench, i
     own, other = bench.update("first"), bench.update("alone")
     assert own[:HEADER] == other[:HEADER]
     assert len(own) == len(other)
-    found, expected = (np.frombuffer(data[HEADER:], dtype="<f8") for data in (own, other))
+    found, expected = values(own), values(other)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
     assert np.abs(expected).max() > 1e-3
     assert answers[1][1][0].metrics == trained[0].metrics
+
+
+def test_fedprox_holds_every_slice_near_the_base(world: World, make_bench: MakeBench, installed: Path) -> None:
+    bench = make_bench(work={"epochs": 1, "batch_size": 7}, rule={"kind": "fedprox", "mu": 2.0})
+    world.run(play, 2, installed, bench.prepare("north", parallel=LAYOUTS["fsdp"]), [bench.train("held")], None)
+    open_session(bench.prepare("north")).train(bench.train("alone"), ignore)
+    held, alone = (values(bench.update(name)) for name in ("held", "alone"))
+    free = make_bench(work={"epochs": 1, "batch_size": 7})  # in the same folder, which it empties
+    open_session(free.prepare("north")).train(free.train("free"), ignore)
+    np.testing.assert_allclose(held, alone, rtol=0, atol=1e-12)
+    assert np.abs(values(free.update("free")) - held).max() > 1e-3
 
 
 def test_int8_has_the_same_bytes_in_every_layout(world: World, make_bench: MakeBench, installed: Path) -> None:
@@ -96,3 +108,7 @@ def test_what_keeps_state_at_a_site_is_refused(make_bench: MakeBench, strategy: 
     with pytest.raises(ConfigError, match=r"remove \[parallel\]") as refused:
         play(bench.folder, bench.prepare("north", parallel={"dp_replicate": 2}), [], None)
     assert refused.value.key == key
+
+
+def values(update: bytes) -> NDArray[np.float64]:
+    return np.frombuffer(update[HEADER:], dtype="<f8")
