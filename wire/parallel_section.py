@@ -204,6 +204,18 @@ class ParallelSection(Strict):
         """In how many parts a share of a batch passes through the stages."""
         return self.pipeline.microbatches or 2 * pp * self.stages_per_rank
 
+    def for_forward_passes(self, pp: int) -> ParallelSection:
+        """The same section with one stage for each of `pp` ranks, since interleaving saves nothing without a backward pass."""
+        pipeline, count = self.pipeline, self.stages_per_rank
+        points = pipeline.split_points if pipeline.split_points == "auto" else pipeline.split_points[count - 1 :: count]
+        plain = {
+            "schedule": "gpipe",
+            "stages_per_rank": 1,
+            "split_points": points,
+            "microbatches": self.microbatches(pp),
+        }
+        return self.model_copy(update={"pipeline": pipeline.model_copy(update=plain)})
+
     def _check_microbatches(self, pp: int) -> None:
         count, least = self.microbatches(pp), pp * self.stages_per_rank
         multiple = pp if self.pipeline.schedule == "interleaved" else 1

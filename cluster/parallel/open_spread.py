@@ -194,5 +194,6 @@ def _judge_of(
 ) -> tuple[nn.Module, Stages]:
     """A pipeline for evaluation: a trace is of training or of evaluation, as dropout shows, so there are two."""
     model = build_skeleton(app, job.job.seed, needs_values=True).eval()
+    section = section.for_forward_passes(dims.degrees.pp)
     stages = cut(app, model, dims, section, device, example, prepare=lambda stage: None, losses=None)
     return stages.as_module(), stages

@@ -185,7 +185,7 @@ def cut(
     if section.pipeline.schedule == "interleaved":
         schedule = ScheduleInterleaved1F1B(built, **options)  # type: ignore[arg-type]
     else:
-        kind = ScheduleGPipe if section.pipeline.schedule == "gpipe" or losses is None else Schedule1F1B
+        kind = ScheduleGPipe if section.pipeline.schedule == "gpipe" else Schedule1F1B
         schedule = kind(built[0], **options)
     return Stages(
         modules=modules,

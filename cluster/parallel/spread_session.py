@@ -192,17 +192,16 @@ class SpreadSession:
     def _room(self, path: Path) -> Iterator[memoryview]:
         """The update's file, mapped; the first process makes it, before the work is done."""
         with ExitStack() as stack:
+            made: memoryview | None = None
             error: AtollError | None = None
-            try:
-                if _is_first():
-                    out = stack.enter_context(create_update(path, self.updates.num_bytes))
-                    begin_update(self.updates, out)
-            except AtollError as found:
-                error = found
+            if _is_first():
+                try:
+                    made = stack.enter_context(create_update(path, self.updates.num_bytes))
+                    begin_update(self.updates, made)
+                except AtollError as found:
+                    error = found
             agree(error)
-            if not _is_first():
-                out = stack.enter_context(create_update(path, self.updates.num_bytes))
-            yield out
+            yield made if made is not None else stack.enter_context(create_update(path, self.updates.num_bytes))
 
 
 def _is_first() -> bool:

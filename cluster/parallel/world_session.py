@@ -35,6 +35,7 @@ from atoll.cluster.messages import (
     Answer,
     Cancel,
     Close,
+    Describe,
     Evaluate,
     Evaluated,
     Failed,
@@ -187,13 +188,13 @@ class WorldSession:
         self._ranks[rank] = connection
         threading.Thread(target=self._listen, args=(rank, lines), name=f"rank {rank}", daemon=True).start()
 
-    def _listen(self, rank: int, lines: object) -> None:
+    def _listen(self, rank: int, lines: io.BufferedReader) -> None:
         """All that a rank says, and its end. Has a thread of its own."""
         with contextlib.suppress(OSError, ValueError, AtollError):
-            while line := lines.readline(LINE_BYTES):  # type: ignore[attr-defined]  # of a buffered reader
+            while line := lines.readline(LINE_BYTES):
                 message = decode(line)
-                if not isinstance(message, Prepare | Train | Evaluate | Cancel | Close):
-                    self._said.put((rank, message))  # type: ignore[arg-type]  # no request to describe is made here
+                if not isinstance(message, Prepare | Train | Evaluate | Describe | Cancel | Close):
+                    self._said.put((rank, message))
         self._said.put((rank, None))
 
     def _ask(self, request: Prepare | Train | Evaluate, wanted: type[A], on_step: OnStep) -> A:

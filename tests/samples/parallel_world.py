@@ -24,10 +24,13 @@ from torch import Tensor, nn
 from atoll.aggregation.rules import NoRule
 from atoll.cluster.app import build_app, build_model
 from atoll.cluster.batches import Work, batches
+from atoll.cluster.evaluate import evaluate
 from atoll.cluster.local_loop import train_locally
 from atoll.cluster.local_step import OneProcess
 from atoll.cluster.parallel.dims import ParallelDims
+from atoll.cluster.parallel.judging import judge
 from atoll.cluster.parallel.layouts import Layout, spread
+from atoll.cluster.parallel.pipeline import cut
 from atoll.cluster.parallel.streams import average_buffers, load_slices, whole_tensors, writes
 from atoll.wire.parallel_section import ParallelSection
 from atoll.wire.tensors import state_of
@@ -107,6 +110,32 @@ def train(case: Case, broken: bool = False) -> list[Trained]:
             vars(app)["loss"] = lambda output, batch: right(output, batch) * 2
         found.append(_train(case, app, layout, sources))
     return found
+
+
+def judge_alone(case: Case) -> Mapping[str, tuple[float, float]]:
+    """What one process finds of version 0."""
+    app = build_app(Spread, case.app, {})
+    return evaluate(app, build_model(app, SEED), app.data("test"), device=torch.device("cpu"))
+
+
+def judged(case: Case) -> Mapping[str, tuple[float, float]]:
+    """The same by the case's layout, in one process of its world."""
+    section = ParallelSection.model_validate(case.section)
+    dims = ParallelDims.of(section, device_type="cpu")
+    app = build_app(Spread, case.app, {})
+    whole = build_model(app, SEED)
+    sources = {name: tensor.detach().clone() for name, (tensor, _) in state_of(whole).items()}
+    example = next(batches(app, app.data("train"), _work(case), SEED))
+    device, stages, model = torch.device("cpu"), None, None
+    if dims.degrees.pp > 1:
+        plain = section.for_forward_passes(dims.degrees.pp)
+        judge_model = build_model(app, SEED).eval()
+        stages = cut(app, judge_model, dims, plain, device, example, prepare=lambda stage: None, losses=None)
+        model = stages.as_module()
+        load_slices(model, sources)
+    layout = spread(app, whole, dims, section, device=device, example=example)
+    load_slices(layout.model, sources)
+    return judge(app, model or layout.model, layout.step, app.data("test"), device=device, stages=stages)
 
 
 def _train(case: Case, app: Spread, layout: Layout, sources: Mapping[str, Tensor]) -> Trained:

@@ -92,3 +92,11 @@ def test_a_job_has_the_table_and_its_errors_name_it() -> None:
     assert parse_job(with_table.model_dump(mode="json", exclude_none=True)).parallel == with_table.parallel
     with pytest.raises(ConfigError, match="parallel"):
         parse_job({**job, "parallel": {"dp_shards": 2}})
+
+
+def test_an_evaluation_has_one_stage_a_rank() -> None:
+    pipeline = {"schedule": "interleaved", "split_points": ["a", "b", "c", "d", "e"], "microbatches": 6}
+    plain = ParallelSection.model_validate({"pp": 3, "pipeline": pipeline}).for_forward_passes(3)
+    assert (plain.stages_per_rank, plain.pipeline.split_points, plain.microbatches(3)) == (1, ("b", "d"), 6)
+    automatic = ParallelSection.model_validate({"pp": 2}).for_forward_passes(2)
+    assert automatic.pipeline.split_points == "auto"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples.parallel_world import Case, Trained, World, alone
+from samples.parallel_world import Case, Trained, World, alone, judge_alone, judged
 
 chaos = pytest.mark.chaos
 GPIPE, INTERLEAVED = {"schedule": "gpipe"}, {"schedule": "interleaved"}
@@ -133,6 +133,18 @@ def test_bf16_stays_near(world: World, layout: str) -> None:
     assert found.loss == pytest.approx(wanted.loss, rel=0.02)
     assert 1e-6 < worst(found, wanted) < 0.05  # it is computed in another dtype, and kept in the model's own
     assert {tensor.dtype for tensor in found.tensors.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(layout, marks=() if layout in ("hsdp", "interleaved") else chaos) for layout in LAYOUTS]
+)
+def test_an_evaluation_is_that_of_one_process(world: World, layout: str) -> None:
+    section, app, counts = LAYOUTS[layout]
+    case = Case(section=section, app=app)
+    wanted = judge_alone(case)
+    for found in world.run(judged, counts[0], case):
+        assert found["accuracy"] == wanted["accuracy"]
+        assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-12)
 
 
 def test_gloo_has_no_bf16_hook_for_replicas(world: World) -> None:
