@@ -14,6 +14,7 @@ with any worker: one place decides about restarts, and the session with the serv
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import queue
 import socket
