@@ -125,14 +125,15 @@ class WorldSession:
         """Metric sums of a version, by all ranks. Raises what one of them raises."""
         return self._ask(request, Evaluated, on_step)
 
-    def close(self) -> None:
-        """End the ranks, in order where they still listen. Safe to call twice."""
+    def close(self, *, in_order: bool = True) -> None:
+        """End the ranks; at once where some of them wait for others in vain. Safe to call twice."""
         if not self._is_open:
             return
         self._is_open = False
-        self._send(Close())
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._launcher.wait(CLOSE_S if len(self._ranks) == self._count else 0.0)
+        if in_order and len(self._ranks) == self._count:
+            self._send(Close())
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._launcher.wait(CLOSE_S)
         for connection in self._ranks.values():
             with contextlib.suppress(OSError):  # a rank that still computes ends when it finds it closed
                 connection.shutdown(socket.SHUT_RDWR)
@@ -252,7 +253,7 @@ class WorldSession:
                 connection.sendall(line)
 
     def _lost(self, rank: int) -> WorldLost:
-        self.close()
+        self.close(in_order=False)
         text = f"rank {rank} of {self._count} has died; its trace, if it left one, is above in this log"
         _log.error("%s", text)
         return WorldLost(text)
