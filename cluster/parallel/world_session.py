@@ -209,7 +209,7 @@ class WorldSession:
             _log.error(
                 "%d of %d ranks failed, the others wait for them: the world is ended", len(failures), self._count
             )
-            self.close()
+            self.close(in_order=False)
         if failures:
             raise failures[0].to_error()
         if not all(isinstance(answer, wanted) for answer in answers.values()):
