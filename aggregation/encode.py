@@ -83,22 +83,54 @@ def encode_update(
             missing or has another shape or dtype than the manifest's; names the tensor.
         ValueError: the same of a base tensor, or `out` has another length.
     """
+    begin_update(layout, out)
+    for entry in (*layout.means, *layout.raws):
+        given = differences if entry.spec.name in differences else trained
+        encode_tensor(entry, base, given, out, rounding=rounding, bound=bound, carried=carried, whole=given is trained)
+
+
+def begin_update(layout: UpdateLayout, out: Buffer) -> None:
+    """Writes what belongs to no tensor.
+
+    Raises:
+        ValueError: `out` has another length than the layout's.
+    """
     data = byte_view(out)
     if data.numel() != layout.num_bytes:
         raise ValueError(f"the update takes {layout.num_bytes} bytes, the buffer has {data.numel()}")
     data[:HEADER_BYTES].copy_(byte_view(layout.header))
     for start, stop in layout.gaps:
         data[start:stop].zero_()
-    with torch.no_grad():
-        for entry in layout.means:
-            region = data[entry.offset : entry.offset + entry.num_bytes]
-            given = entry.spec.name in differences
-            old = None if given else _found(base, entry.spec)
-            new = _trained(differences if given else trained, entry.spec)
-            kept = carried if carries(entry) else None
-            _encode_difference(entry, old, new, region, rounding=rounding, bound=bound, carried=kept)
-        for raw in layout.raws:
-            _copy_values(raw, _trained(trained, raw.spec), data[raw.offset : raw.offset + raw.num_bytes])
+
+
+@torch.no_grad()
+def encode_tensor(
+    entry: MeanEntry | RawEntry,
+    base: Mapping[str, Tensor],
+    trained: Mapping[str, Tensor],
+    out: Buffer,
+    *,
+    rounding: Rounding,
+    bound: float,
+    carried: Carried | None = None,
+    whole: bool = True,
+) -> None:
+    """Writes one tensor into its place in the update `out`: several processes may each write some of them.
+
+    Args:
+        whole: False where `trained` has the difference itself.
+
+    Raises:
+        BadUpdate, ValueError: as `encode_update`.
+    """
+    region = byte_view(out)[entry.offset : entry.offset + entry.num_bytes]
+    new = _trained(trained, entry.spec)
+    if isinstance(entry, RawEntry):
+        _copy_values(entry, new, region)
+        return
+    old = _found(base, entry.spec) if whole else None
+    kept = carried if carries(entry) else None
+    _encode_difference(entry, old, new, region, rounding=rounding, bound=bound, carried=kept)
 
 
 def _trained(tensors: Mapping[str, Tensor], spec: TensorSpec) -> Tensor:

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 from atoll.wire.errors import ConfigError
 from atoll.wire.explain import explain
 from atoll.wire.job import SiteName, Strict
+from atoll.wire.parallel_section import ParallelSection
 from atoll.wire.toml_file import read_toml
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -109,6 +110,7 @@ class SiteSettings(Strict):
     data: dict[str, dict[str, Any]] = Field(default_factory=dict)
     capacity: CapacitySection = CapacitySection()
     devices: DevicesSection = DevicesSection()
+    parallel: ParallelSection | None = None  # in place of the job's
     gossip: GossipSection = GossipSection()
     reproducible: ReproducibleSection | None = None
 
@@ -179,6 +181,10 @@ runs_at_once = 1
 [devices]
 # "auto" (the best device present), "cpu", "cuda", "cuda:1" or "mps". A device that is absent is an error.
 device = "auto"
+
+# Over how many processes this site spreads a run, and how; in place of what a job says (docs/parallel.md).
+# [parallel]
+# dp_shard = -1
 """
 
 

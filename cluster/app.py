@@ -31,6 +31,8 @@ from atoll.wire.errors import AppFailed
 from atoll.wire.explain import explain
 
 if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
+
     from atoll.cluster.opaque_app import OpaqueApp
 
 A = TypeVar("A", bound="App | OpaqueApp")
@@ -78,6 +80,13 @@ class App(ABC):
     def metrics(self, output: Any, batch: Any) -> Mapping[str, tuple[Tensor | float, float]]:
         """Sum and count of each metric over the batch, such as {"accuracy": (num_correct, num_examples)}."""
         return {}
+
+    def tensor_plan(self, model: nn.Module) -> Mapping[str, ParallelStyle]:
+        """For `tp_plan = "app"` in `[parallel]`: how each module that is divided is, by its name in the model."""
+        raise AppFailed(
+            f'{type(self).__name__} has no tensor_plan(), which tp_plan = "app" asks for; write one, or set "auto"',
+            field="parallel.tp_plan",
+        )
 
     def features(self, batch: Any) -> Mapping[str, Tensor]:
         """What statistics over sites may count: a column of each feature, shape (B,), NaN where an example lacks it."""

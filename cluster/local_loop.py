@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 from atoll.aggregation.rules.rule import LocalRule, Watching
 from atoll.cluster.app import App
 from atoll.cluster.batches import Work, batches, to_device
+from atoll.cluster.local_step import LocalStep, OneProcess
 from atoll.cluster.metric_sums import MetricSums
 from atoll.cluster.seeds import seeded
 from atoll.wire.errors import AppFailed
@@ -42,8 +43,13 @@ def train_locally(
     seed: int,
     device: torch.device,
     on_step: Callable[[int, int], None] = lambda done, total: None,
+    step: LocalStep | None = None,
 ) -> Outcome:
     """Trains `model` in place from the weights that it has. `on_step(done, total)` is called after each step.
+
+    Args:
+        step: how gradients are made, where several processes make them together: each of them calls this with the
+            same arguments and its own part of the model, and all come to the same outcome.
 
     Raises:
         BadUpdate: the loss is not finite.
@@ -51,8 +57,9 @@ def train_locally(
             optimizer.
     """
     sums, num_examples, done = MetricSums(), 0, 0
+    step = step or OneProcess(app, model)
     model.train()
-    with seeded(seed, device):
+    with seeded(step.seed(seed), device):
         scheduler = app.scheduler(optimizer)
         if isinstance(rule, Watching):
             rule.watch(optimizer)
@@ -60,19 +67,18 @@ def train_locally(
         for batch in batches(app, dataset, work, seed):
             batch = to_device(batch, device)
             optimizer.zero_grad()
-            loss = app.loss(model(*app.inputs(batch)), batch)
-            loss.backward()  # type: ignore[no-untyped-call]  # of torch
+            share = step.gradients(batch)
             rule.before_step(model)
+            step.before_update()
             optimizer.step()
             rule.after_step(model)
             if scheduler is not None:
                 scheduler.step()
-            count = app.examples(batch)
-            sums.add_mean("loss", loss, count)
-            num_examples, done = num_examples + count, done + 1
+            sums.add_mean("loss", share.loss, share.weight)
+            num_examples, done = num_examples + share.batch_weight, done + 1
             on_step(done, work.num_steps)
         rule.end(model)
-    return Outcome(weight=_weight(num_examples, work), metrics=sums.result())
+    return Outcome(weight=_weight(num_examples, work), metrics=sums.result(step.total))
 
 
 def _weight(num_examples: int, work: Work) -> int:

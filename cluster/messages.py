@@ -49,6 +49,7 @@ class Prepare:
     training: bool = True  # False: evaluation only, training data is not opened
     encoded: bool = True  # versions come by the job's codec of downloads, where it names one
     submitted_by: str = ""  # name of the researcher; regions ask their sites in that name
+    parallel: dict[str, Any] | None = None  # the table [parallel] of this machine's settings; None leaves it to the job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

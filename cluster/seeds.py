@@ -26,6 +26,11 @@ def training_seed(job_seed: int, site: str, round: int) -> int:
     return _derive("train", job_seed, site, round)
 
 
+def share_seed(seed: int, share: int) -> int:
+    """Seed of what is random in one process's share of the batches, where a site has several (`[parallel]`)."""
+    return _derive("share", seed, share)
+
+
 @contextmanager
 def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """Python's, numpy's and torch's generators (CPU and `device`) start from `seed`; afterwards they go on as before."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch.utils.data import Dataset
 
@@ -18,6 +18,7 @@ from atoll.cluster.messages import Describe, Described, Evaluate, Evaluated, Pre
 from atoll.cluster.metric_sums import MetricSums
 from atoll.cluster.opaque_app import OpaqueApp
 from atoll.cluster.open_session import open_session as open_run_session
+from atoll.cluster.parallel.section import section_of
 from atoll.cluster.registry import AppEntry, load_app, load_opaque_app
 from atoll.cluster.run_session import RunSession
 from atoll.cluster.seeds import seeded, training_seed
@@ -28,6 +29,10 @@ from atoll.wire.job import Job, decode_job
 from atoll.wire.model_file import map_file, open_model
 from atoll.wire.payload_list import payloads_in
 from atoll.wire.statistics_section import StatisticsSection
+
+if TYPE_CHECKING:
+    from atoll.cluster.parallel.spread_session import SpreadSession
+    from atoll.cluster.parallel.world_session import WorldSession
 
 OnStep = Callable[[int, int], None]
 
@@ -116,7 +121,7 @@ class OpaqueSession:
             yield version
 
 
-Session = RunSession | StatisticsSession | OpaqueSession
+Session: TypeAlias = "RunSession | StatisticsSession | OpaqueSession | SpreadSession | WorldSession"
 
 
 def open_session(request: Prepare, round_: int = 1) -> Session:
@@ -146,7 +151,13 @@ def open_session(request: Prepare, round_: int = 1) -> Session:
         )
     if job.statistics is None:
         trains = request.training and job.asks == "train"  # else it judges alone
-        return open_run_session(replace(request, training=trains), round_)
+        request = replace(request, training=trains)
+        section = section_of(request, job) if request.encoded else None  # the server's own worker is one process
+        if section is None:
+            return open_run_session(request, round_)
+        from atoll.cluster.parallel.world_session import open_parallel  # here: torch's layouts take a second to load
+
+        return open_parallel(request, section, round_)
     app = build_app(load_app(entry, request.app_hash), job.app, request.data)
     dataset = app.data("train")
     if dataset is None:

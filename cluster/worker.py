@@ -92,6 +92,12 @@ class Worker:
         while not isinstance(request := self._inbox.requests.get(), Close | Cancel):
             self._connection.sendall(self._answer(request))
 
+    def close(self) -> None:
+        """End what a session has started."""
+        if self._session is not None and hasattr(self._session, "close"):
+            self._session.close()
+        self._session = None
+
     def _answer(self, request: Prepare | Train | Evaluate | Describe) -> bytes:
         key = "prepare" if isinstance(request, Prepare) else request.key
         try:
@@ -108,7 +114,8 @@ class Worker:
 
     def _do(self, request: Prepare | Train | Evaluate | Describe) -> Answer:
         if isinstance(request, Prepare):
-            self._prepare = self._session = None  # the old run's memory first
+            self.close()  # the old run's memory first
+            self._prepare = None
             self._session = open_session(request)
             self._prepare = request
             return self._session.prepared()
@@ -152,15 +159,20 @@ class Worker:
         return error
 
 
-def work(socket_path: str) -> None:
-    """Be the worker of the agent that listens there, until it says Close."""
+def work(socket_path: str, hello: bytes = b"") -> None:
+    """Be the worker of the agent that listens there, until it says Close. `hello` is said first."""
     faulthandler.enable()  # a crash inside torch leaves a trace in the log
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(socket_path)
+    connection.sendall(hello)
     inbox = Inbox(connection)
     threading.Thread(target=inbox.read_forever, name="inbox", daemon=True).start()
-    Worker(connection, inbox).serve()
+    worker = Worker(connection, inbox)
+    try:
+        worker.serve()
+    finally:
+        worker.close()
 
 
 def main() -> None:

@@ -124,6 +124,9 @@ def _require_simulated(job: Job, strategy: Strategy) -> None:
     ):
         if wrong:
             raise ConfigError(f"{key}: a simulation trains tensors alone; run the job in a federation", key=key)
+    if job.parallel is not None:
+        text = "simulated sites have one process each; remove the table, or run the job in a federation"
+        raise ConfigError(f"parallel: {text}", key="parallel")
     if isinstance(strategy.schedule, Gossip):
         key = "strategy.schedule"
         text = f"{key} = 'gossip': sites of a simulation share one model, and here each has its own, which its neighbours mix"

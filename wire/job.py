@@ -23,6 +23,7 @@ from atoll.wire.errors import ConfigError, Malformed
 from atoll.wire.explain import explain
 from atoll.wire.names import check_label, check_run_id, check_site_name
 from atoll.wire.overrides import changed
+from atoll.wire.parallel_section import ParallelSection
 from atoll.wire.statistics_section import StatisticsSection
 from atoll.wire.strict import Strict as Strict  # noqa: PLC0414  named from here by all other tables
 from atoll.wire.toml_file import TomlFile, read_toml
@@ -178,6 +179,7 @@ class Job(Strict):
     evaluation: EvaluationSection = EvaluationSection()
     statistics: StatisticsSection | None = None
     training: TrainingSection = TrainingSection()
+    parallel: ParallelSection | None = None
     control: ControlSection | None = None
 
     @model_validator(mode="after")
@@ -253,7 +255,6 @@ class Job(Strict):
 _NOT_YET = {
     "privacy.differential_privacy": "differential privacy is not in this version of Atoll",
     "privacy": "secure aggregation and differential privacy are not in this version of Atoll",
-    "parallel": "parallel layouts inside a site are not in this version of Atoll",
 }
 
 

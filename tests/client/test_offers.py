@@ -10,8 +10,10 @@ from samples.trial_site import MANIFEST, SITE, TrialSite, make_offer
 
 from atoll.client.offers import Admission, admit, preparation
 from atoll.client.settings import ReproducibleSection, SiteSettings, load_settings
+from atoll.cluster.messages import decode, encode
 from atoll.wire.errors import BadManifest, NotAllowed, Unknown
 from atoll.wire.manifest import Manifest
+from atoll.wire.parallel_section import ParallelSection
 
 SECRET = bytes(range(32))
 
@@ -51,6 +53,17 @@ def test_the_seed_of_rounding_differs_by_run_and_hides_the_secret(plain: TrialSi
     assert first != SECRET.hex()
     assert first != seed(replace(admission, run=make_offer().run))
     assert first != seed(admission, bytes(32))
+
+
+def test_the_site_s_own_layout_goes_to_the_worker(plain: TrialSite) -> None:
+    admission, settings = admitted(plain)
+    assert preparation(admission, settings=settings, home=plain.home, secret=SECRET).parallel is None
+    text = plain.home.settings.read_text()
+    plain.home.settings.write_text(text + '\n[parallel]\npp = 2\npipeline = { split_points = ["layers.1"] }\n')
+    told = preparation(admission, settings=load_settings(plain.home.settings), home=plain.home, secret=SECRET)
+    assert told.parallel is not None
+    assert ParallelSection.model_validate(told.parallel).pipeline.split_points == ("layers.1",)
+    assert decode(encode(told)) == told
 
 
 def test_a_reproducible_site_rounds_alike_in_every_run(plain: TrialSite) -> None:

@@ -107,6 +107,12 @@ def test_what_a_simulation_cannot_do_is_refused_by_key(key: str, strategy: dict[
     assert caught.value.key == key
 
 
+def test_a_simulated_site_has_one_process() -> None:
+    with pytest.raises(ConfigError, match="simulated sites have one process each") as caught:
+        run({**points_job(), "parallel": {"dp_replicate": 2}})
+    assert caught.value.key == "parallel"
+
+
 def test_a_round_of_fragments_moves_a_part_of_the_model_each_way() -> None:
     table = {"kind": "every_steps", "steps": 4, "min": SITES}
     whole, parts = (

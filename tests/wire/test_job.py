@@ -123,7 +123,6 @@ def test_a_bad_value_is_named_with_its_bound(tmp_path: Path, change: tuple[str, 
         "[privacy.differential_privacy]\nepsilon = 1.0",
         "[differential_privacy]\nepsilon = 1.0",
         "[privacy]\n",
-        "[parallel]\ndp_shard = -1",
     ],
 )
 def test_what_this_version_lacks_is_refused_by_name(tmp_path: Path, table: str) -> None:

@@ -51,6 +51,8 @@ class Probe(atoll.App):
                 raise SystemExit(3)
             case "crash":
                 os.kill(os.getpid(), signal.SIGKILL)
+            case "one_rank" if os.environ.get("RANK") == "1":
+                raise RuntimeError("the scanner of rank 1 is broken")
             case "nan":
                 return F.cross_entropy(output, batch[1]) * float("nan")
             case "explode":
