@@ -36,6 +36,10 @@ enrolment_address = "{enrolment_address}"
 listen           = "{listen}"
 enrolment_listen = "{enrolment_listen}"
 
+# Where models and updates travel beside gRPC, for half the CPU time: mutual TLS as on `listen` (docs/bulk.md). Sites
+# that cannot reach this port use `listen` for all. "off": nobody does.
+bulk = "{bulk}"
+
 # Development on one machine only: no TLS, callers are believed. Loopback addresses only, and sites must say the same.
 {plaintext}
 
@@ -91,6 +95,7 @@ def init_server(
     enrolment_address: str | None = None,
     listen: str | None = None,
     enrolment_listen: str | None = None,
+    bulk: str | None = None,
     database: str | None = None,
     plaintext: bool = False,
     clock: Clock = utc_now,
@@ -103,6 +108,7 @@ def init_server(
         enrolment_address: the same for newcomers; the next port where None.
         listen: host:port to bind; all interfaces and the port of `address` where None.
         enrolment_listen: the same for newcomers.
+        bulk: host:port to bind for bulk lines, or "off"; beside `listen`, two ports on, where None.
         database: "sqlite" or a URL; where None, that of ATOLL_DATABASE or else "sqlite". server.toml names it without
             its password.
 
@@ -117,6 +123,7 @@ def init_server(
         enrolment_address=enrolment_address,
         listen=listen,
         enrolment_listen=enrolment_listen,
+        bulk=bulk,
         database=database or database_of(environment) or "sqlite",
         plaintext=plaintext,
     )
@@ -159,6 +166,7 @@ def _values(
     enrolment_address: str | None,
     listen: str | None,
     enrolment_listen: str | None,
+    bulk: str | None,
     database: str,
     plaintext: bool,
 ) -> dict[str, str | bool]:
@@ -169,15 +177,26 @@ def _values(
     except ValueError as error:
         raise ConfigError(f"address {address!r}: {error}", key="address", value=address) from None
     interface = "127.0.0.1" if plaintext else "0.0.0.0"
+    listen = listen or f"{interface}:{port}"
     return {
         "federation": federation,
         "address": address,
         "enrolment_address": enrolment_address,
-        "listen": listen or f"{interface}:{port}",
+        "listen": listen,
         "enrolment_listen": enrolment_listen or f"{interface}:{enrolment_port}",
+        "bulk": bulk or _two_ports_on(listen),
         "database": database,
         "plaintext": plaintext,
     }
+
+
+def _two_ports_on(address: str) -> str:
+    """The next port is that of newcomers. An address that is none is left to the check of the settings."""
+    try:
+        host, port = parse_address(address)
+    except ValueError:
+        return "off"
+    return f"{_bracketed(host)}:{port + 2 if 0 < port <= 65533 else 0}"
 
 
 def _bracketed(host: str) -> str:
