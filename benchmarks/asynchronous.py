@@ -177,7 +177,7 @@ def _start(root: Path, crew: Any, options: argparse.Namespace) -> None:
     places = ("--address", address, "--listen", address)
     enrol = ("--enrolment-address", enrolment, "--enrolment-listen", enrolment)
     name = ("--name", "bench", "--key-folder", root / "key")
-    crew.ask("init", atoll_command("server", "init", root / "server", *name, *places, *enrol, "--bulk", "127.0.0.1:0"))
+    crew.ask("init", atoll_command("server", "init", root / "server", *name, *places, *enrol))
     homes = _write_data(root, options.sites)
     with (root / "server" / "server.toml").open("a") as settings:
         settings.write(SITE.format(path=root / "server.npz", step_s=0.0))

@@ -136,7 +136,7 @@ def _enrol(root: Path, crew: Crew, sites: int) -> list[Path]:
     places = ("--address", address, "--listen", address)
     enrol = ("--enrolment-address", enrolment, "--enrolment-listen", enrolment)
     name = ("--name", "bench", "--key-folder", root / "key")
-    crew.ask("init", atoll_command("server", "init", root / "server", *name, *places, *enrol, "--bulk", "127.0.0.1:0"))
+    crew.ask("init", atoll_command("server", "init", root / "server", *name, *places, *enrol))
     crew.start("server", "server", "run", root / "server")
     for port in ports:
         crew.await_port("server", port)

@@ -107,7 +107,7 @@ def _start(root: Path, crew: Crew, options: argparse.Namespace) -> dict[str, Pat
     places = ("--address", address, "--listen", address)
     enrol = ("--enrolment-address", enrolment, "--enrolment-listen", enrolment)
     name = ("--name", "bench", "--key-folder", root / "key")
-    crew.ask("init", atoll_command("server", "init", root / "server", *name, *places, *enrol, "--bulk", "127.0.0.1:0"))
+    crew.ask("init", atoll_command("server", "init", root / "server", *name, *places, *enrol))
     if options.plain:
         settings = root / "server" / "server.toml"
         settings.write_text(re.sub(r"(?m)^#? ?plaintext = .*$", "plaintext = true", settings.read_text()))

@@ -48,15 +48,6 @@ def init(
             help="Address to bind for newcomers.",
         ),
     ] = None,
-    bulk: Annotated[
-        str | None,
-        typer.Option(
-            "--bulk",
-            metavar="HOST:PORT|off",
-            show_default="as --listen, two ports on",
-            help="Address to bind for models and updates beside gRPC.",
-        ),
-    ] = None,
 ) -> None:
     """Make a federation and its server.
 
@@ -82,7 +73,6 @@ def init(
         enrolment_address=enrolment_address,
         listen=listen,
         enrolment_listen=enrolment_listen,
-        bulk=bulk,
     )
     note(f"federation {name}: server in {folder}, offline key in {key_folder}, operator in {made}")
     note(f"next: atoll server run {folder}")

@@ -161,7 +161,7 @@ class BulkPort:
             await _refuse(sock, error, member)
         except asyncio.CancelledError:
             pass  # the port is being shut, or the member has newer lines
-        except Exception:
+        except Exception:  # noqa: BLE001  the edge of the process: logged with its trace
             _log.exception("a bulk line of %s failed", member or "a stranger")
         finally:
             if member:

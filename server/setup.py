@@ -17,6 +17,7 @@ from atoll.server.database import without_password
 from atoll.server.first_operator import admit_operator
 from atoll.server.settings import ServerFolder, ServerSettings, database_of, parse_address
 from atoll.server.store import Store
+from atoll.transport.credentials import is_loopback
 from atoll.transport.identity import Clock, make_private_folder, utc_now
 from atoll.wire.errors import ConfigError, LocalError
 from atoll.wire.explain import explain
@@ -95,7 +96,6 @@ def init_server(
     enrolment_address: str | None = None,
     listen: str | None = None,
     enrolment_listen: str | None = None,
-    bulk: str | None = None,
     database: str | None = None,
     plaintext: bool = False,
     clock: Clock = utc_now,
@@ -108,7 +108,6 @@ def init_server(
         enrolment_address: the same for newcomers; the next port where None.
         listen: host:port to bind; all interfaces and the port of `address` where None.
         enrolment_listen: the same for newcomers.
-        bulk: host:port to bind for bulk lines, or "off"; beside `listen`, two ports on, where None.
         database: "sqlite" or a URL; where None, that of ATOLL_DATABASE or else "sqlite". server.toml names it without
             its password.
 
@@ -123,7 +122,6 @@ def init_server(
         enrolment_address=enrolment_address,
         listen=listen,
         enrolment_listen=enrolment_listen,
-        bulk=bulk,
         database=database or database_of(environment) or "sqlite",
         plaintext=plaintext,
     )
@@ -166,7 +164,6 @@ def _values(
     enrolment_address: str | None,
     listen: str | None,
     enrolment_listen: str | None,
-    bulk: str | None,
     database: str,
     plaintext: bool,
 ) -> dict[str, str | bool]:
@@ -184,19 +181,20 @@ def _values(
         "enrolment_address": enrolment_address,
         "listen": listen,
         "enrolment_listen": enrolment_listen or f"{interface}:{enrolment_port}",
-        "bulk": bulk or _two_ports_on(listen),
+        "bulk": _bulk_beside(listen),
         "database": database,
         "plaintext": plaintext,
     }
 
 
-def _two_ports_on(address: str) -> str:
-    """The next port is that of newcomers. An address that is none is left to the check of the settings."""
+def _bulk_beside(listen: str) -> str:
+    """Two ports on, for the next one is that of newcomers; on loopback any free one, since nobody has to open it."""
     try:
-        host, port = parse_address(address)
+        host, port = parse_address(listen)
     except ValueError:
-        return "off"
-    return f"{_bracketed(host)}:{port + 2 if 0 < port <= 65533 else 0}"
+        return "off"  # the check of the settings says what is wrong
+    beside = 0 if is_loopback(listen) or not 0 < port <= 65533 else port + 2
+    return f"{_bracketed(host)}:{beside}"
 
 
 def _bracketed(host: str) -> str:

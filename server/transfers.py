@@ -26,8 +26,8 @@ from atoll.transport.pieces import Checksums, Pieces
 from atoll.transport.staging import StagingPool, StagingSlot
 from atoll.transport.transfer import Moved
 from atoll.wire import control_pb2 as pb
-from atoll.wire import transfer_pb2
 from atoll.wire.errors import DiskFull, LocalError, RemoteError, Stale, Unavailable, to_detail
+from atoll.wire.transfer_pb2 import TransferStatus
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ SPARE_SLOTS = 2  # beside those in use: what cut uploads brought survives while 
 
 Whole = Callable[[memoryview], Awaitable[None]]  # takes the bytes of a whole object; they are valid until it returns
 Send = Callable[..., None]
-Receive = Callable[[StagingSlot, Moved], Awaitable[transfer_pb2.TransferStatus]]
+Receive = Callable[[StagingSlot, Moved], Awaitable[TransferStatus]]
 
 
 class Sink(Protocol):
@@ -214,7 +214,7 @@ class Transfers:
 
     # --- calls ------------------------------------------------------------------------------------------------------
 
-    async def upload(self, grant_id: str, receive: Receive, sinks: Sinks) -> transfer_pb2.TransferStatus:
+    async def upload(self, grant_id: str, receive: Receive, sinks: Sinks) -> TransferStatus:
         """Takes in a granted upload of the present caller.
 
         Args:
@@ -280,9 +280,7 @@ class Transfers:
             self._checksums.pop(next(iter(self._checksums)))
         return Pieces(source.path, source.data_offset, grant.ask.num_bytes, offset, checksums=checksums)
 
-    async def _upload_model(
-        self, receive: Receive, name: str, grant_id: str, sinks: Sinks
-    ) -> transfer_pb2.TransferStatus:
+    async def _upload_model(self, receive: Receive, name: str, grant_id: str, sinks: Sinks) -> TransferStatus:
         grant = self._people.find(grant_id, name, "up")
         sink = sinks(grant.ask.subject.run)
         async with self._receiving(self._people, grant, sink.slot) as moved:

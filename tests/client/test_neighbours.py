@@ -67,7 +67,7 @@ class Site:
             task_log=self.task_log,
             mailbox=self.mailbox,
             spawn=self._spawn,
-            channel=lambda: pytest.fail("nothing is fetched from the server"),
+            carrier=lambda: pytest.fail("nothing is fetched from the server"),
         )
         self.model = (identity.name * NUM_BYTES)[:NUM_BYTES].encode()
         self._said = aiter(self.mailbox.messages())
@@ -251,7 +251,9 @@ async def test_a_caller_that_was_not_introduced_is_refused(reef: Reef) -> None:
                 await download(GrpcCarrier(channel), grant, reef.root / "stolen")
             with pytest.raises(NotAllowed):
                 await upload(
-                    channel, grant, north.outbox.payload_path(Key(run=reef.run, task="g1.north", attempt=1), MODEL)
+                    GrpcCarrier(channel),
+                    grant,
+                    north.outbox.payload_path(Key(run=reef.run, task="g1.north", attempt=1), MODEL),
                 )
     async with called(north.identity, south) as channel:
         assert (await meet(channel, TOKEN, 5)).received_bytes == 0

@@ -29,6 +29,7 @@ from atoll.wire.errors import (
     RemoteError,
     to_detail,
 )
+from atoll.wire.frames import ends_at
 from atoll.wire.transfer_pb2 import DownloadRequest, TransferStatus
 
 FRAME = 16 << 10
@@ -52,7 +53,8 @@ class Server:
         self.withdrawals: dict[str, Withdrawal] = {}
         self.num_frames_in = self.num_bytes_in = self.num_bytes_out = 0
         self.progressed = asyncio.Event()  # set by each frame that is in
-        self.num_uploads_open = 0
+        self.num_uploads_open = self.num_downloads_open = 0
+        self.download_ended = asyncio.Event()
         self.upload_ended = asyncio.Condition()
         self.flip_bit_of_frame: int | None = None  # damage one frame on its way out
 
@@ -91,10 +93,27 @@ class Server:
         self.grants.find(grant_id, SITE, "down")
         pieces = _Flipping(self.source, len(b"a header"), len(self.data), offset, frame_bytes=FRAME)
         pieces.flipped = self.flip_bit_of_frame
+        before = offset
+
+        def moved(position: int) -> None:
+            nonlocal before
+            self.num_bytes_out += position - before
+            before = position
+
+        self.num_downloads_open += 1
         try:
-            yield pieces, lambda position: None
+            yield pieces, moved
         finally:
-            self.num_bytes_out += pieces.sent_bytes - offset
+            self.num_downloads_open -= 1
+            self.download_ended.set()
+
+    async def bytes_out(self) -> int:
+        """What downloads have taken since this was asked last, once none is under way."""
+        while self.num_downloads_open:
+            self.download_ended.clear()
+            await self.download_ended.wait()
+        num_bytes, self.num_bytes_out = self.num_bytes_out, 0
+        return num_bytes
 
     async def on_upload(self, request_iterator: AsyncIterator[bytes], context: Any) -> TransferStatus:
         try:
@@ -106,9 +125,10 @@ class Server:
 
     async def on_download(self, request: DownloadRequest, context: Any) -> AsyncIterator[bytes]:
         try:
-            async with self.sending(request.grant, request.offset) as (pieces, _), aclosing(frames(pieces)) as data:
+            async with self.sending(request.grant, request.offset) as (pieces, moved), aclosing(frames(pieces)) as data:
                 async for frame in data:
                     yield frame
+                    moved(ends_at(frame))
         except AtollError as error:
             await refuse(context, error)
 

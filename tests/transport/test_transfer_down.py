@@ -50,7 +50,7 @@ async def test_a_download_resumes_at_any_offset(tmp_path: Path, way: Way, held_b
         assert partial_bytes(path, header) == held_bytes
         await download(carrier, net.server.grant(up=False, offset=held_bytes), path, header=header)
         assert path.read_bytes() == header + data
-        assert net.server.num_bytes_out == WHOLE - held_bytes
+        assert await net.server.bytes_out() == WHOLE - held_bytes
 
 
 @pytest.mark.parametrize("way", get_args(Way))
@@ -63,11 +63,11 @@ async def test_a_download_cut_midway_goes_on_from_what_came(tmp_path: Path, way:
         held = partial_bytes(path)
         assert 0 < held < WHOLE // 2
         assert not path.exists()
-        server.num_bytes_out = 0
+        await server.bytes_out()
         async with net.carrier() as carrier:
             await download(carrier, server.grant(up=False, offset=held), path)
         assert path.read_bytes() == server.data
-        assert server.num_bytes_out == WHOLE - held
+        assert await server.bytes_out() == WHOLE - held
 
 
 @pytest.mark.parametrize("way", get_args(Way))
@@ -201,7 +201,7 @@ async def test_a_download_that_cannot_fit_is_not_begun(tmp_path: Path, way: Way)
         with pytest.raises(DiskFull, match="are free"):
             await download(carrier, grant, tmp_path / "models" / "version-7")
         assert list((tmp_path / "models").iterdir()) == []
-        assert net.server.num_bytes_out == 0
+        assert await net.server.bytes_out() == 0
 
 
 @pytest.mark.parametrize("way", get_args(Way))
