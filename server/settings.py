@@ -118,7 +118,7 @@ class ServerSettings(Strict):
     enrolment_listen: Address = "0.0.0.0:7444"
     address: Address
     enrolment_address: Address
-    bulk: Address | Literal["off"] = "off"  # where bulk lines come in (docs/bulk.md)
+    bulk: Address | Literal["off"] = "off"  # where bulk lines come in (docs/protocol.md)
     plaintext: bool = False
     database: str = Field(default="sqlite", min_length=1)
     limits: LimitsSection = LimitsSection()

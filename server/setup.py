@@ -37,8 +37,8 @@ enrolment_address = "{enrolment_address}"
 listen           = "{listen}"
 enrolment_listen = "{enrolment_listen}"
 
-# Where models and updates travel beside gRPC, for half the CPU time: mutual TLS as on `listen` (docs/bulk.md). Sites
-# that cannot reach this port use `listen` for all. "off": nobody does.
+# Where models and updates travel beside gRPC, for half the CPU time: mutual TLS as on `listen` (docs/protocol.md). Sites that
+# cannot reach this port use `listen` for all. "off": nobody does.
 bulk = "{bulk}"
 
 # Development on one machine only: no TLS, callers are believed. Loopback addresses only, and sites must say the same.

@@ -35,6 +35,7 @@ _log = logging.getLogger(__name__)
 
 CONNECT_S = 10.0  # for a connection, and for the server's greeting
 TRY_AGAIN_S = 600.0  # after a line could not be had: a firewall may have been opened meanwhile
+BLOCKED = "cannot be reached"  # in what `tell` hears
 MOST_IDLE = 2  # lines kept: one each way
 
 
@@ -151,7 +152,7 @@ class BulkCarrier:
             self._not_before_s = time.monotonic() + TRY_AGAIN_S
             trouble = _reason(error)
             host, port = self._address
-            self._tell(f"gRPC: TCP port {port} of {host} cannot be reached: {trouble}")
+            self._tell(f"gRPC: TCP port {port} of {host} {BLOCKED}: {trouble}")
             _log.warning(
                 "models and updates go over gRPC, which takes about twice the CPU: the server's bulk port %s:%d cannot "
                 "be reached: %s; let this machine connect to TCP port %d of %s (tried again in %.0f minutes)",
