@@ -30,9 +30,10 @@ from rounds import throwaway_tls
 from atoll.aggregation.layout import update_layout
 from atoll.aggregation.reducers.reduction import RoundTerms
 from atoll.aggregation.strategy import resolve
+from atoll.transport.grpc_carrier import GrpcCarrier, frames, receive, transfer_handlers
 from atoll.transport.mallopt import tune_malloc
 from atoll.transport.staging import StagingSlot
-from atoll.transport.transfer import download, frames, receive, transfer_handlers, upload
+from atoll.transport.transfer import download, upload
 from atoll.wire.checksum import crc32_of
 from atoll.wire.control_pb2 import Grant, TaskKey
 from atoll.wire.job import parse_job
@@ -83,11 +84,11 @@ async def _site(port: int, root: Path, num_bytes: int, tls: Tls | None, repeats:
         key = TaskKey(run="run", task=f"t{number}", attempt=1)
         grant = Grant(grant=f"g{number}", key=key, num_bytes=len(update), crc32=crc32_of(update))
         began_s = time.perf_counter()
-        status = await upload(channel, grant, path)
+        status = await upload(GrpcCarrier(channel), grant, path)
         assert status.complete
         seconds["up"].append(time.perf_counter() - began_s)
         began_s = time.perf_counter()
-        await download(channel, grant, root / f"down-{number % 2}")
+        await download(GrpcCarrier(channel), grant, root / f"down-{number % 2}")
         seconds["down"].append(time.perf_counter() - began_s)
     await channel.close()
     return {way: taken[1:] for way, taken in seconds.items()}

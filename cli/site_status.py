@@ -15,6 +15,8 @@ def lines(status: Mapping[str, Any]) -> Iterator[str]:
     yield f"site         {status['site']} of {status['organisation'] or '(not joined)'}, federation {status['federation']}"
     yield f"agent        {running}"
     yield f"server       {status['server']}, {connection['state']}{_why(connection['trouble'])}"
+    if connection["transfers"]:
+        yield f"transfers    {connection['transfers']}"
     yield f"membership   {membership['state']}, member list {membership['list_version'] or 'not seen yet'}"
     if certificate := status["certificate"]:
         until = timestamp(certificate["expires_unix_s"])

@@ -143,7 +143,7 @@ class Agent:
         self._presence = Presence(
             self._link, mailbox=self._mailbox, board=self._board, spawn=self._spawn, backoff=Backoff(rng=self._rng)
         )
-        shared: dict[str, Any] = {"mailbox": self._mailbox, "spawn": self._spawn, "channel": self._presence.channel}
+        shared: dict[str, Any] = {"mailbox": self._mailbox, "spawn": self._spawn, "carrier": self._presence.carrier}
         self._base_models = BaseModels(home.models, **shared)
         self._deliveries = Deliveries(self._outbox, **shared, on_step=self._on_step)
         self._neighbours = Neighbours(

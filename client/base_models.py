@@ -22,14 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
-
 from atoll.client.attachment import Mailbox
 from atoll.client.version_parts import Part, compose, part_file
 from atoll.transport.durable import disk_errors, private_folder, remove_tree
 from atoll.transport.reconnect import Backoff
-from atoll.transport.transfer import download, part_of, partial_bytes
-from atoll.transport.unwanted import give_back
+from atoll.transport.transfer import Carrier, download, part_of, partial_bytes
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import AtollError, LocalError, Malformed, RemoteError, Unavailable
 from atoll.wire.manifest import Manifest
@@ -60,16 +57,14 @@ class _Wanted:
 class BaseModels:
     """The base versions under `folder`."""
 
-    def __init__(
-        self, folder: Path, *, mailbox: Mailbox, spawn: Spawn, channel: Callable[[], grpc.aio.Channel]
-    ) -> None:
+    def __init__(self, folder: Path, *, mailbox: Mailbox, spawn: Spawn, carrier: Callable[[], Carrier]) -> None:
         self._folder = folder
         with disk_errors(folder):
             for path in folder.glob("*/*.safetensors"):
                 path.rename(part_of(path))
         self._mailbox = mailbox
         self._spawn = spawn
-        self._channel = channel
+        self._carrier = carrier
         self._wanted: dict[tuple[str, int], _Wanted] = {}
 
     async def get(
@@ -135,12 +130,12 @@ class BaseModels:
         wanted = self._wanted.get((grant.key.run, grant.version))
         if wanted is None:
             _log.info("run %s: version %d is not wanted any more", grant.key.run, grant.version)
-            self._spawn(give_back(self._channel(), grant))
+            self._spawn(self._carrier().give_back(grant))
             return
         first, num_bytes = wanted.part.first_byte if wanted.part else 0, grant.num_bytes
         fits = num_bytes <= wanted.num_bytes if wanted.grows else num_bytes == wanted.num_bytes
         if not fits or grant.first_byte != first:
-            self._spawn(give_back(self._channel(), grant))
+            self._spawn(self._carrier().give_back(grant))
             self._settle(wanted, _wrong_size(grant, wanted.num_bytes, grows=wanted.grows))
             return
         if wanted.transfer is not None:
@@ -208,7 +203,7 @@ class BaseModels:
     async def _fetch(self, wanted: _Wanted, grant: pb.Grant) -> None:
         try:
             path, header = _place(wanted)
-            await download(self._channel(), grant, path, header=header)
+            await download(self._carrier(), grant, path, header=header)
             if wanted.part is not None:
                 previous = self._path(wanted.run, wanted.version - 1)
                 await asyncio.to_thread(compose, previous, path, wanted.part, wanted.path, wanted.header)

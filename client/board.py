@@ -48,6 +48,7 @@ class Picture:
     connection: str = "connecting"  # "attached", "waiting", "refused"
     connection_since_unix_s: float = 0.0
     trouble: str = ""  # the last error of the connection, empty while attached
+    bulk: str = ""  # how models and updates travel, and why not otherwise; empty before it is known
     membership: str = "unknown"  # "pending", "active", "revoked"; "unknown" before the first list
     member_list_version: int = 0
     certificate_expires_unix_s: float = 0.0  # 0 in plain text
@@ -79,6 +80,10 @@ class Board:
             self.picture.connection_since_unix_s = self._clock()
         self.picture.connection, self.picture.trouble = state, trouble
         self._changed.set()
+
+    def bulk(self, way: str) -> None:
+        """How models and updates travel now."""
+        self.show(bulk=way)
 
     def show(self, **fields: Any) -> None:
         """Set fields of the picture by name."""

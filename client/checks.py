@@ -24,7 +24,9 @@ from atoll.client.people import load_settings as load_person_settings
 from atoll.client.policy import Policy, load_policy
 from atoll.client.settings import SiteSettings
 from atoll.client.settings import load_settings as load_site_settings
+from atoll.client.status import picture_of
 from atoll.cluster.registry import hash_distribution, hash_script
+from atoll.transport.bulk_carrier import BLOCKED
 from atoll.transport.identity import Identity, load_identity, utc_now
 from atoll.wire.errors import AtollError
 
@@ -65,6 +67,7 @@ def check_home(home: Path, *, now: datetime | None = None) -> list[Check]:
     identity = _identity(home, found, now or utc_now())
     if identity is not None:
         found += asyncio.run(_check_server(home, identity, settings))
+        found += check_transfers(str(picture_of(site).get("bulk", "")))
     found.append(_check_disk(home))
     found.append(_check_device(settings.devices.device if isinstance(settings, SiteSettings) else "auto"))
     if settings is not None:
@@ -128,6 +131,16 @@ def check_membership(state: str) -> Check:
     else:
         advice = "ask the operator why; to come back, the site joins anew with a token of `atoll site add`"
     return Check(name="membership", verdict=Verdict.WARNED, found=state, advice=advice)
+
+
+def check_transfers(way: str) -> list[Check]:
+    """The verdict on how models and updates travel, as the agent last showed it; none before it was attached."""
+    if not way:
+        return []
+    if BLOCKED not in way:
+        return [Check(name="transfers", verdict=Verdict.OK, found=way)]
+    advice = 'all works, at about twice the CPU time; let this machine connect to that port, or ask for `bulk = "off"`'
+    return [Check(name="transfers", verdict=Verdict.WARNED, found=way, advice=advice)]
 
 
 def check_clock(ahead_s: float) -> Check:

@@ -11,8 +11,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-import grpc.aio
-
 from atoll.client.attachment import Mailbox
 from atoll.client.base_models import Spawn
 from atoll.client.meeting import MODEL
@@ -20,7 +18,7 @@ from atoll.client.steps import Observer, Step
 from atoll.transport.outbox import Outbox
 from atoll.transport.reconnect import Backoff
 from atoll.transport.tasks import Key
-from atoll.transport.transfer import upload
+from atoll.transport.transfer import Carrier, upload
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import LocalError, RemoteError, Unknown, from_detail, to_detail
 from atoll.wire.frames import FRAME_BYTES
@@ -42,13 +40,13 @@ class Deliveries:
         *,
         mailbox: Mailbox,
         spawn: Spawn,
-        channel: Callable[[], grpc.aio.Channel],
+        carrier: Callable[[], Carrier],
         on_step: Observer,
     ) -> None:
         self._outbox = outbox
         self._mailbox = mailbox
         self._spawn = spawn
-        self._channel = channel
+        self._carrier = carrier
         self._on_step = on_step
         self._said: set[Key] = set()  # results that the present stream has heard of
         self._uploads: dict[str, tuple[Key, asyncio.Task[None]]] = {}
@@ -164,7 +162,7 @@ class Deliveries:
             return
         try:
             status = await upload(
-                self._channel(),
+                self._carrier(),
                 grant,
                 path,
                 frame_bytes=self._frame_bytes,

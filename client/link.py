@@ -5,6 +5,8 @@ What goes wrong on the way is turned into words that an administrator can act on
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import grpc
@@ -12,17 +14,24 @@ import grpc.aio
 
 from atoll.client.home import SiteHome
 from atoll.client.settings import SiteSettings
+from atoll.transport.bulk_carrier import BulkCarrier
 from atoll.transport.credentials import (
     explain_connection_error,
     explain_unavailable,
     open_channel,
     open_plaintext_channel,
+    proxy_of,
     require_loopback,
 )
+from atoll.transport.grpc_carrier import GrpcCarrier
+from atoll.transport.hello import BULK
 from atoll.transport.identity import Identity, holds_identity, how_to_rejoin, load_identity
+from atoll.wire.control_pb2 import Welcome
 from atoll.wire.errors import AtollError, ConfigError, IdentityError, Unavailable, from_rpc
 
 ROLE = "site"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +47,28 @@ class Link:
         if self.identity is None:
             return open_plaintext_channel(self.address, name=self.site, role=ROLE)
         return open_channel(self.identity)
+
+    def bulk(self, welcome: Welcome, channel: grpc.aio.Channel, tell: Callable[[str], None]) -> BulkCarrier | None:
+        """What carries granted bytes beside gRPC, where the server that said `welcome` has a port for them.
+
+        Args:
+            tell: hears how they travel, in words; again when that changes.
+        """
+        if BULK not in welcome.features or not 1 <= welcome.bulk_port <= 65535:
+            tell("gRPC: the server has no bulk port")
+            return None
+        if (proxy := proxy_of(self.address)) is not None:
+            _log.info("models and updates go over gRPC: bulk lines do not pass the proxy %s", proxy)
+            tell(f"gRPC: bulk lines do not pass the proxy {proxy}")
+            return None
+        host = self.address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+        return BulkCarrier(
+            (host, welcome.bulk_port),
+            name=self.site,
+            identity=self.identity,
+            instead=GrpcCarrier(channel),
+            tell=tell,
+        )
 
     def explain(self, error: grpc.RpcError | grpc.aio.AioRpcError) -> AtollError:
         """What a failed call means: the server's own words, or what the broken connection says."""

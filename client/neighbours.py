@@ -37,13 +37,14 @@ from atoll.client.policy import require_zones, zones_of
 from atoll.client.refusal import as_refusal
 from atoll.client.settings import SiteSettings
 from atoll.transport.durable import private_folder, remove_tree
+from atoll.transport.grpc_carrier import GrpcCarrier
 from atoll.transport.identity import Identity
 from atoll.transport.member_certificate import MemberCertificate
 from atoll.transport.outbox import Outbox
 from atoll.transport.peers import ListenerKeys, make_listener_keys, meet, open_peer_channel, read_card, sign_card
 from atoll.transport.reconnect import Backoff
 from atoll.transport.tasks import Key, TaskLog
-from atoll.transport.transfer import download, partial_bytes, upload
+from atoll.transport.transfer import Carrier, download, partial_bytes, upload
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import (
     AtollError,
@@ -79,19 +80,19 @@ class Neighbours:
         task_log: TaskLog,
         mailbox: Mailbox,
         spawn: Spawn,
-        channel: Callable[[], grpc.aio.Channel],
+        carrier: Callable[[], Carrier],
     ) -> None:
         """
         Args:
             identity: None in plain text, where sites do not meet.
-            channel: to the server.
+            carrier: to the server.
         """
         self._folder, self._policy = home.peers, home.policy
         self._site = settings.site.name
         self._zone = settings.capacity.labels.get(ZONE, "")
         self._settings, self._membership = settings.gossip, membership
         self._identity, self._outbox, self._mailbox = identity, outbox, mailbox
-        self._spawn, self._channel, self._task_log = spawn, channel, task_log
+        self._spawn, self._carrier, self._task_log = spawn, carrier, task_log
         self._zones: dict[str, tuple[str, ...]] = {}  # of joined runs
         self._meetings: dict[tuple[str, str], Meeting] = {}  # by run and neighbour
         self._port: PeerPort | None = None
@@ -250,12 +251,12 @@ class Neighbours:
     async def _pull(self, channel: grpc.aio.Channel, meeting: Meeting) -> None:
         said = meeting.introduction
         grant = pb.Grant(grant=said.meeting, key=pb.TaskKey(run=said.run), num_bytes=said.num_bytes, crc32=said.crc32)
-        await self._download(channel, grant, meeting)
+        await self._download(GrpcCarrier(channel), grant, meeting)
 
-    async def _download(self, channel: grpc.aio.Channel, grant: pb.Grant, meeting: Meeting) -> None:
+    async def _download(self, carrier: Carrier, grant: pb.Grant, meeting: Meeting) -> None:
         async with meeting.filling:
             if not await asyncio.to_thread(meeting.path.exists):
-                await download(channel, grant, meeting.path, durable=True)
+                await download(carrier, grant, meeting.path, durable=True)
         self.received(meeting)
 
     async def _push(self, channel: grpc.aio.Channel, meeting: Meeting, reply: MeetReply) -> None:
@@ -263,7 +264,7 @@ class Neighbours:
             return
         said = meeting.introduction
         grant = pb.Grant(grant=said.meeting, num_bytes=said.num_bytes, offset=reply.received_bytes)
-        status = await upload(channel, grant, meeting.own_path)
+        status = await upload(GrpcCarrier(channel), grant, meeting.own_path)
         if not status.complete:
             raise Unavailable(f"{said.peer} has {status.received_bytes} of {said.num_bytes} bytes")
 
@@ -321,7 +322,7 @@ class Neighbours:
 
     async def _relayed(self, meeting: Meeting, grant: pb.Grant) -> None:
         try:
-            await self._download(self._channel(), grant, meeting)
+            await self._download(self._carrier(), grant, meeting)
         except AtollError as error:
             _log.warning("run %s: %s did not arrive, asking again: %s", grant.key.run, meeting.what, error)
             await self._ask_later(meeting)

@@ -17,18 +17,13 @@ import grpc.aio
 
 from atoll.client.meeting import Meeting, Meetings
 from atoll.client.refusal import as_refusal
+from atoll.transport.grpc_carrier import GRANT_METADATA_KEY, frames, receive, transfer_handlers
 from atoll.transport.identity import Identity
 from atoll.transport.member_certificate import certificate_of
 from atoll.transport.part_file import PartFile
 from atoll.transport.peers import ListenerKeys, meet_handler, peer_port_credentials, peer_port_options
-from atoll.transport.transfer import (
-    GRANT_METADATA_KEY,
-    Withdrawal,
-    frames,
-    partial_bytes,
-    receive,
-    transfer_handlers,
-)
+from atoll.transport.pieces import Pieces
+from atoll.transport.transfer import Withdrawal, partial_bytes
 from atoll.wire.errors import METADATA_KEY, AtollError, PortInUse, Stale, TooLarge, to_detail
 from atoll.wire.gossip_pb2 import MeetReply, MeetRequest
 from atoll.wire.transfer_pb2 import DownloadRequest, TransferStatus
@@ -86,7 +81,8 @@ class PeerPort:
         async with self._told(context):
             meeting = self._found(request.grant, context)
             said = meeting.introduction
-            async with aclosing(frames(meeting.own_path, 0, said.num_bytes, request.offset)) as data:
+            pieces = Pieces(meeting.own_path, 0, said.num_bytes, request.offset)
+            async with aclosing(frames(pieces)) as data:
                 async for frame in data:
                     meeting.given_bytes += len(frame)
                     if meeting.given_bytes > MOST_TAKEN * said.num_bytes + len(frame):

@@ -18,8 +18,11 @@ from atoll.client.attachment import Mailbox, attach
 from atoll.client.base_models import Spawn
 from atoll.client.board import Board
 from atoll.client.link import Link
+from atoll.transport.bulk_carrier import BulkCarrier
+from atoll.transport.grpc_carrier import GrpcCarrier
 from atoll.transport.identity import Identity
 from atoll.transport.reconnect import Backoff
+from atoll.transport.transfer import Carrier
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import AtollError, IdentityError, Incompatible, Malformed, NotAllowed, RemoteError, Stranger
 
@@ -72,6 +75,7 @@ class Presence:
         self._leaving = asyncio.Event()
         self._was_attached = False
         self._channel: grpc.aio.Channel | None = None
+        self._bulk: BulkCarrier | None = None
         self._stay_away_s = 0.0
 
     def channel(self) -> grpc.aio.Channel:
@@ -79,6 +83,10 @@ class Presence:
         if self._channel is None:
             self._channel = self._link.open()
         return self._channel
+
+    def carrier(self) -> Carrier:
+        """What carries granted bytes: bulk lines where the present stream's server takes them, else gRPC."""
+        return self._bulk or GrpcCarrier(self.channel())
 
     def leave(self) -> None:
         """End the stream after what is still to be said; `stay` returns."""
@@ -111,6 +119,9 @@ class Presence:
 
     async def close(self) -> None:
         """Close the channel, and with it the transfers."""
+        if self._bulk is not None:
+            self._bulk.close()
+            self._bulk = None
         if self._channel is not None:
             await self._channel.close()
 
@@ -131,6 +142,7 @@ class Presence:
             self._was_attached = True
             self._backoff.within(attachment.welcome.lease_s)
             self._board.connection("attached")
+            self._bulk = self._link.bulk(attachment.welcome, self._channel, self._board.bulk)
             _log.info("attached to federation %s at %s", attachment.welcome.federation, self._link.address)
             if self._leaving.is_set():  # said while the stream was being opened
                 self._mailbox.finish()

@@ -18,6 +18,7 @@ from atoll.client.connection import CALL_TIMEOUT_S, connect
 from atoll.client.first_version import FirstVersion, build_first_version
 from atoll.client.people import Person
 from atoll.transport.credentials import broke_off
+from atoll.transport.grpc_carrier import GrpcCarrier
 from atoll.transport.reconnect import Backoff
 from atoll.transport.transfer import download, upload
 from atoll.wire import model_file, runs_pb2, runs_pb2_grpc
@@ -86,7 +87,7 @@ async def _hand_over(person: Person, request: runs_pb2.SubmitRequest, first: Fir
                 reply: runs_pb2.SubmitReply = await stub.Submit(request, timeout=CALL_TIMEOUT_S)
                 met = True
                 if reply.HasField("upload"):
-                    await upload(channel, reply.upload, first.path)
+                    await upload(GrpcCarrier(channel), reply.upload, first.path)
                 return reply.run
         except Unavailable as error:
             met = met or broke_off(error)  # it may have taken the request: asked again, it gives the same run
@@ -185,7 +186,7 @@ async def fetch_model(
             reply: runs_pb2.ModelReply = await stub.Model(request, timeout=CALL_TIMEOUT_S)
             if best and not reply.best:
                 raise Incompatible("the server is too old to tell which version is the best; upgrade it", run=run)
-            await download(channel, reply.download, raw)
+            await download(GrpcCarrier(channel), reply.download, raw)
         manifest = Manifest.decode(reply.manifest)
         _write_model(out, manifest, raw, {"atoll.run": run, "atoll.version": str(reply.version)})
     return FetchedModel(

@@ -26,9 +26,9 @@ def site_status(home: Path) -> dict[str, Any]:
     settings = load_settings(site.settings)
     identity = load_identity(site.identity, allow_expired=True) if holds_identity(site.identity) else None
     runs = agent_runs(site)
-    picture = _picture(site.status)
+    picture = picture_of(site)
     if not runs:
-        picture.update(connection="stopped", pid=0, runs={})
+        picture.update(connection="stopped", pid=0, runs={}, bulk="")
     return {
         "site": settings.site.name,
         "home": str(home),
@@ -40,6 +40,7 @@ def site_status(home: Path) -> dict[str, Any]:
             "state": picture.get("connection", "stopped"),
             "since_unix_s": picture.get("connection_since_unix_s", 0.0),
             "trouble": picture.get("trouble", ""),
+            "transfers": picture.get("bulk", ""),
         },
         "membership": {
             "state": picture.get("membership", "unknown"),
@@ -55,9 +56,10 @@ def site_status(home: Path) -> dict[str, Any]:
     }
 
 
-def _picture(path: Path) -> dict[str, Any]:
+def picture_of(home: SiteHome) -> dict[str, Any]:
+    """What the agent last showed of itself (client/board.py); nothing where it never ran."""
     try:
-        picture = json.loads(path.read_text())
+        picture = json.loads(home.status.read_text())
     except (OSError, ValueError):
         return {}
     return picture if isinstance(picture, dict) else {}

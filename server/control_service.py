@@ -20,8 +20,9 @@ HELLO_PATIENCE_S = 30.0  # a site says hello at once; whoever does not is holdin
 class ControlService:
     """Servicer of atoll.wire.Control."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
+    def __init__(self, coordinator: Coordinator, bulk_port: int = 0) -> None:
+        """`bulk_port`: where sites may bring and fetch granted bytes beside gRPC; 0: nowhere."""
+        self._coordinator, self._bulk_port = coordinator, bulk_port
 
     async def Attach(self, requests: AsyncIterator[pb.SiteMessage], context: Any) -> AsyncIterator[pb.ServerMessage]:
         """The stream of one site, from Hello to its end.
@@ -41,6 +42,7 @@ class ControlService:
                 heartbeat_s=max(1, round(limits.heartbeat_s)),
                 lease_s=max(2, round(limits.lease_s)),
                 max_frame_bytes=limits.max_frame_bytes,
+                bulk_port=self._bulk_port,
             )
         )
         session = Session(site, hello)

@@ -14,16 +14,18 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import grpc
 import grpc.aio
 
+from atoll.server import bulk
 from atoll.server.admin import AdminService
 from atoll.server.authority import Authority
+from atoll.server.bulk import BulkPort
 from atoll.server.control_service import ControlService
 from atoll.server.coordinator import Coordinator
 from atoll.server.database import FolderLock
@@ -32,14 +34,15 @@ from atoll.server.evaluator import Evaluator
 from atoll.server.expiry import watch_certificates
 from atoll.server.first_operator import renew_operator
 from atoll.server.runs_service import RunsService
-from atoll.server.security import Gate, as_stranger, by_certificate, by_claim
+from atoll.server.security import Gate, as_stranger, by_certificate, by_claim, verifier
 from atoll.server.settings import ServerFolder, ServerSettings, load_settings, parse_address
 from atoll.server.steps import Observer, unobserved
 from atoll.server.store import Store
+from atoll.server.transfer_methods import TransferMethods
 from atoll.server.upstream import Upstream
 from atoll.transport.credentials import server_credentials, server_options
+from atoll.transport.grpc_carrier import transfer_handlers
 from atoll.transport.mallopt import tune_malloc
-from atoll.transport.transfer import transfer_handlers
 from atoll.wire import admin_pb2_grpc, control_pb2_grpc, enrolment_pb2_grpc, runs_pb2_grpc
 from atoll.wire.errors import ConfigError, LocalError, PortInUse
 
@@ -155,7 +158,8 @@ class Server:
         self._members: grpc.aio.Server | None = None
         self._newcomers: grpc.aio.Server | None = None
         self._watch: asyncio.Task[None] | None = None  # over members' certificates
-        self.port = self.enrolment_port = 0
+        self._bulk: BulkPort | None = None
+        self.port = self.enrolment_port = self.bulk_port = 0
 
     @property
     def ready_line(self) -> str:
@@ -181,10 +185,14 @@ class Server:
         credentials = None if self._settings.plaintext else self._credentials(require_client=True)
         self.port = self._bind(self._members, "listen", credentials)
         self.enrolment_port = self._bind(self._newcomers, "enrolment_listen", self._credentials(require_client=False))
+        if self._settings.bulk != "off":
+            self.bulk_port = self._bind_bulk(self._settings.bulk)
         self._add_services(self._members, self._newcomers)
         await self.coordinator.start()
         await self._members.start()
         await self._newcomers.start()
+        if self._bulk is not None:
+            self._bulk.start()
         self._watch = asyncio.create_task(watch_certificates(self._store), name="certificates")
         if self._membership is not None:
             self._membership.start()
@@ -198,7 +206,11 @@ class Server:
         servers = [server for server in (self._newcomers, self._members) if server is not None]
         stopping = [asyncio.create_task(server.stop(self._settings.limits.drain_s)) for server in servers]
         await asyncio.sleep(0)  # the stops begin first, or a site whose stream ends would come straight back
+        if self._bulk is not None:
+            self._bulk.shut()
         await self.coordinator.drain()
+        if self._bulk is not None:
+            await self._bulk.stop()
         await asyncio.gather(*stopping)
 
     def _credentials(self, *, require_client: bool) -> grpc.ServerCredentials:
@@ -218,6 +230,21 @@ class Server:
             raise _in_use(f"{key} = {address}")
         return port
 
+    def _bind_bulk(self, address: str) -> int:
+        check_bind(address, "bulk")
+        plaintext = self._settings.plaintext
+        self._bulk = BulkPort(
+            self.coordinator.transfers,
+            admit=bulk.by_claim if plaintext else bulk.by_certificate(verifier(self._store, self._settings.federation)),
+            certificate=None if plaintext else self._authority.server_certificate,
+            sinks=self.coordinator.runs.sink,
+            threads=self._settings.limits.max_uploads + self._settings.limits.max_downloads,
+        )
+        try:
+            return self._bulk.bind(parse_address(address))
+        except OSError as error:
+            raise _bind_error(error, f"bulk = {address}") from None
+
     def _add_services(self, members: grpc.aio.Server, newcomers: grpc.aio.Server) -> None:
         runs, transfers = self.coordinator.runs, self.coordinator.transfers
         enrolment = EnrolmentService(store=self._store, authority=self._authority)
@@ -228,13 +255,11 @@ class Server:
         enrolment_pb2_grpc.add_EnrolmentServicer_to_server(enrolment, newcomers)
         enrolment_pb2_grpc.add_RenewalServicer_to_server(renewal, members)
         admin_pb2_grpc.add_AdminServicer_to_server(admin, members)
-        control_pb2_grpc.add_ControlServicer_to_server(ControlService(self.coordinator), members)
+        control_pb2_grpc.add_ControlServicer_to_server(ControlService(self.coordinator, self.bulk_port), members)
         runs_pb2_grpc.add_RunsServicer_to_server(RunsService(runs), members)
 
-        async def upload(frames: AsyncIterator[bytes], context: Any) -> Any:
-            return await transfers.upload(frames, context, runs.sink)
-
-        members.add_generic_rpc_handlers((transfer_handlers(upload, transfers.download),))
+        methods = TransferMethods(transfers, runs.sink)
+        members.add_generic_rpc_handlers((transfer_handlers(methods.upload, methods.download),))
 
 
 def _allow_many_files() -> None:

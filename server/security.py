@@ -26,7 +26,7 @@ import grpc.aio
 
 from atoll.server.records import Standing
 from atoll.transport.identity import ROLES, Clock, how_to_rejoin, utc_now
-from atoll.transport.member_certificate import certificate_of
+from atoll.transport.member_certificate import MemberCertificate, certificate_of
 from atoll.transport.plaintext import NAME_KEY, ROLE_KEY
 from atoll.wire.errors import (
     METADATA_KEY,
@@ -97,6 +97,7 @@ current_caller: ContextVar[Caller] = ContextVar("current_caller")
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Identify = Callable[[Context], Awaitable[Caller]]
+Verify = Callable[[MemberCertificate], Awaitable[Caller]]
 
 
 class Gate(grpc.aio.ServerInterceptor):
@@ -148,13 +149,7 @@ class Gate(grpc.aio.ServerInterceptor):
     async def _admitted(self, method: str, context: Context) -> AsyncIterator[None]:
         try:
             caller = await self._identify(context)
-            if caller.role not in METHOD_ROLES.get(method, frozenset()):
-                raise NotAllowed(
-                    f"{method} is not for {caller.role} {caller.name}".rstrip() + ": ask the federation's operator",
-                    field="role",
-                    value=caller.role,
-                    bound=", ".join(sorted(METHOD_ROLES.get(method, frozenset()))),
-                )
+            require_role(method, caller)
             current_caller.set(caller)  # each call has a task of its own, so nothing is to be put back
             yield
         except AtollError as error:
@@ -166,6 +161,17 @@ class Gate(grpc.aio.ServerInterceptor):
             _log.exception("%s failed, reference %s", method, reference)
             text = f"the server failed in {method}: its operator finds reference {reference} in the server's log"
             await context.abort(grpc.StatusCode.INTERNAL, text)
+
+
+def require_role(method: str, caller: Caller) -> None:
+    """Raises NotAllowed where the method is not for the caller's role."""
+    if caller.role not in METHOD_ROLES.get(method, frozenset()):
+        raise NotAllowed(
+            f"{method} is not for {caller.role} {caller.name}".rstrip() + ": ask the federation's operator",
+            field="role",
+            value=caller.role,
+            bound=", ".join(sorted(METHOD_ROLES.get(method, frozenset()))),
+        )
 
 
 def as_remote(error: AtollError) -> RemoteError:
@@ -191,9 +197,18 @@ async def as_stranger(context: Context) -> Caller:
 
 def by_certificate(directory: Directory, federation: str, clock: Clock = utc_now) -> Identify:
     """For the mutual-TLS port: the name in the peer's certificate, when the directory stands by it."""
+    verify = verifier(directory, federation, clock)
 
     async def identify(context: Context) -> Caller:
-        peer = certificate_of(context)
+        return await verify(certificate_of(context))
+
+    return identify
+
+
+def verifier(directory: Directory, federation: str, clock: Clock = utc_now) -> Verify:
+    """Who the holder of a certificate is, when the directory stands by it now."""
+
+    async def verify(peer: MemberCertificate) -> Caller:
         if peer.federation != federation:
             raise Stranger(
                 f"the certificate is of federation {peer.federation!r}, this is {federation!r}: check the address",
@@ -222,7 +237,7 @@ def by_certificate(directory: Directory, federation: str, clock: Clock = utc_now
             )
         return Caller(name=peer.name, role=peer.role)
 
-    return identify
+    return verify
 
 
 async def by_claim(context: Context) -> Caller:

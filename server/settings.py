@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
@@ -118,6 +118,7 @@ class ServerSettings(Strict):
     enrolment_listen: Address = "0.0.0.0:7444"
     address: Address
     enrolment_address: Address
+    bulk: Address | Literal["off"] = "off"  # where bulk lines come in (docs/protocol.md)
     plaintext: bool = False
     database: str = Field(default="sqlite", min_length=1)
     limits: LimitsSection = LimitsSection()
@@ -142,9 +143,9 @@ class ServerSettings(Strict):
 
     @model_validator(mode="after")
     def _plaintext_stays_at_home(self) -> ServerSettings:
-        for key in ("listen", "enrolment_listen"):
+        for key in ("listen", "enrolment_listen", "bulk"):
             address = getattr(self, key)
-            if self.plaintext and not is_loopback(address):
+            if self.plaintext and address != "off" and not is_loopback(address):
                 raise ValueError(
                     f'plaintext = true takes a loopback address only, and {key} = "{address}" is none: '
                     'listen on "127.0.0.1:PORT", or remove plaintext to use TLS'

@@ -17,6 +17,7 @@ from atoll.server.database import without_password
 from atoll.server.first_operator import admit_operator
 from atoll.server.settings import ServerFolder, ServerSettings, database_of, parse_address
 from atoll.server.store import Store
+from atoll.transport.credentials import is_loopback
 from atoll.transport.identity import Clock, make_private_folder, utc_now
 from atoll.wire.errors import ConfigError, LocalError
 from atoll.wire.explain import explain
@@ -35,6 +36,10 @@ enrolment_address = "{enrolment_address}"
 # Where it listens: mutual TLS for everything, and server-side TLS for those who join with a token.
 listen           = "{listen}"
 enrolment_listen = "{enrolment_listen}"
+
+# Where models and updates travel beside gRPC, for half the CPU time: mutual TLS as on `listen` (docs/protocol.md). Sites that
+# cannot reach this port use `listen` for all. "off": nobody does.
+bulk = "{bulk}"
 
 # Development on one machine only: no TLS, callers are believed. Loopback addresses only, and sites must say the same.
 {plaintext}
@@ -169,15 +174,27 @@ def _values(
     except ValueError as error:
         raise ConfigError(f"address {address!r}: {error}", key="address", value=address) from None
     interface = "127.0.0.1" if plaintext else "0.0.0.0"
+    listen = listen or f"{interface}:{port}"
     return {
         "federation": federation,
         "address": address,
         "enrolment_address": enrolment_address,
-        "listen": listen or f"{interface}:{port}",
+        "listen": listen,
         "enrolment_listen": enrolment_listen or f"{interface}:{enrolment_port}",
+        "bulk": _bulk_beside(listen),
         "database": database,
         "plaintext": plaintext,
     }
+
+
+def _bulk_beside(listen: str) -> str:
+    """Two ports on, for the next one is that of newcomers; on loopback any free one, since nobody has to open it."""
+    try:
+        host, port = parse_address(listen)
+    except ValueError:
+        return "off"  # the check of the settings says what is wrong
+    beside = 0 if is_loopback(listen) or not 0 < port <= 65533 else port + 2
+    return f"{_bracketed(host)}:{beside}"
 
 
 def _bracketed(host: str) -> str:

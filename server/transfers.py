@@ -1,4 +1,4 @@
-"""Bytes on their way in and out: grants, staging slots, and the two raw methods.
+"""Bytes on their way in and out: grants, staging slots, and the calls that fill and read them.
 
 Invariants. An object is handed on only when all its bytes are in a slot under the announced checksum. What a cut
 upload has brought stays in its slot, so the site goes on from there; a slot that nobody is filling may be taken for
@@ -11,8 +11,8 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,11 +22,12 @@ from atoll.server.settings import LimitsSection
 from atoll.server.steps import Observer, Step
 from atoll.server.under_way import UnderWay, going_down
 from atoll.transport.grants import Ask, Grant, GrantTable, Subject
+from atoll.transport.pieces import Checksums, Pieces
 from atoll.transport.staging import StagingPool, StagingSlot
-from atoll.transport.transfer import GRANT_METADATA_KEY, Checksums, frames, receive
+from atoll.transport.transfer import Moved
 from atoll.wire import control_pb2 as pb
-from atoll.wire import transfer_pb2
 from atoll.wire.errors import DiskFull, LocalError, RemoteError, Stale, Unavailable, to_detail
+from atoll.wire.transfer_pb2 import TransferStatus
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ SPARE_SLOTS = 2  # beside those in use: what cut uploads brought survives while 
 
 Whole = Callable[[memoryview], Awaitable[None]]  # takes the bytes of a whole object; they are valid until it returns
 Send = Callable[..., None]
+Receive = Callable[[StagingSlot, Moved], Awaitable[TransferStatus]]
 
 
 class Sink(Protocol):
@@ -210,30 +212,30 @@ class Transfers:
         self._people.ask(await self._download_ask(name, subject, source, 0))
         return self._people.admit()[0].to_message()
 
-    # --- the raw methods --------------------------------------------------------------------------------------------
+    # --- calls ------------------------------------------------------------------------------------------------------
 
-    async def upload(self, requests: AsyncIterator[bytes], context: Any, sinks: Sinks) -> transfer_pb2.TransferStatus:
-        """Takes the frames of a granted upload.
+    async def upload(self, grant_id: str, receive: Receive, sinks: Sinks) -> TransferStatus:
+        """Takes in a granted upload of the present caller.
 
         Args:
+            receive: brings the bytes into a slot, and tells how far it is.
             sinks: where version 0 of a run goes, for uploads by people.
 
         Raises:
             Stale, NotAllowed: the grant is over, or another's.
             Unavailable: the server goes down.
-            BadFrame, TooLarge: as `transport.transfer.receive`.
+            RemoteError: what `receive` raises.
         """
         caller = current_caller.get()
-        grant_id = dict(context.invocation_metadata()).get(GRANT_METADATA_KEY, "")
         if caller.role != "site":
-            return await self._upload_model(requests, caller.name, str(grant_id), sinks)
-        grant = self._table.find(str(grant_id), caller.name, "up")
+            return await self._upload_model(receive, caller.name, grant_id, sinks)
+        grant = self._table.find(grant_id, caller.name, "up")
         upload = self._uploads[caller.name, grant.ask.subject]
         assert upload.slot is not None  # given with the grant
         try:
             async with upload.filling:
                 async with self._receiving(self._table, grant, upload.slot) as moved:
-                    status = await receive(requests, upload.slot, moved)
+                    status = await receive(upload.slot, moved)
                 upload.settling = status.complete
         finally:
             if upload.abandoned:
@@ -243,8 +245,10 @@ class Transfers:
             self.under_way.work(caller.name, self._settle(upload))
         return status
 
-    async def download(self, request: transfer_pb2.DownloadRequest, context: Any) -> AsyncIterator[bytes]:
-        """Gives the frames of a granted download.
+    @asynccontextmanager
+    async def sending(self, grant_id: str, offset: int) -> AsyncIterator[tuple[Pieces, Moved]]:
+        """A granted download of the present caller, from byte `offset` on; gives what is to be sent, and what is told
+        how far that is.
 
         Raises:
             Stale, NotAllowed: the grant is over, or another's; or the offset is beyond the end.
@@ -252,46 +256,42 @@ class Transfers:
         """
         caller = current_caller.get()
         table = self._table if caller.role == "site" else self._people
-        grant = table.find(request.grant, caller.name, "down")
+        grant = table.find(grant_id, caller.name, "down")
         source = self._downloads[grant.ask.subject]
-        moved = request.offset
+        counted = self._bytes[grant.ask.subject.run]
+        before = offset
+
+        def moved(position: int) -> None:
+            nonlocal before
+            table.progress(grant.id, position)
+            counted[1] += position - before
+            before = position
+
         try:
-            async with self.under_way.call(grant), aclosing(self._frames(source, grant, request.offset)) as data:
-                async for frame in data:
-                    yield frame
-                    moved += len(frame)
-                    table.progress(grant.id, moved)
-                    self._bytes[grant.ask.subject.run][1] += len(frame)
+            async with self.under_way.call(grant):
+                yield self._pieces(source, grant, offset), moved
         finally:
             table.finish(grant.id)
             self._pump()
 
-    def _frames(self, source: Outgoing, grant: Grant, offset: int) -> AsyncGenerator[bytes, None]:
+    def _pieces(self, source: Outgoing, grant: Grant, offset: int) -> Pieces:
         checksums = self._checksums.setdefault(source, {})
         while len(self._checksums) > KEPT_CHECKSUMS:
             self._checksums.pop(next(iter(self._checksums)))
-        return frames(source.path, source.data_offset, grant.ask.num_bytes, offset, checksums=checksums)
+        return Pieces(source.path, source.data_offset, grant.ask.num_bytes, offset, checksums=checksums)
 
-    async def _upload_model(
-        self,
-        requests: AsyncIterator[bytes],
-        name: str,
-        grant_id: str,
-        sinks: Sinks,
-    ) -> transfer_pb2.TransferStatus:
+    async def _upload_model(self, receive: Receive, name: str, grant_id: str, sinks: Sinks) -> TransferStatus:
         grant = self._people.find(grant_id, name, "up")
         sink = sinks(grant.ask.subject.run)
         async with self._receiving(self._people, grant, sink.slot) as moved:
-            status = await receive(requests, sink.slot, moved)
+            status = await receive(sink.slot, moved)
             self._people.finish(grant.id)  # nothing moves any more: its pace is not looked at
             if status.complete:
                 await sink.complete()
         return status
 
     @asynccontextmanager
-    async def _receiving(
-        self, table: GrantTable, grant: Grant, slot: StagingSlot
-    ) -> AsyncIterator[Callable[[int], None]]:
+    async def _receiving(self, table: GrantTable, grant: Grant, slot: StagingSlot) -> AsyncIterator[Moved]:
         """A call that fills a slot; gives what is told how far it is."""
         before = slot.received_bytes
         try:

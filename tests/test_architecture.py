@@ -18,7 +18,7 @@ import pytest
 
 import atoll
 from atoll.server.security import METHOD_ROLES
-from atoll.transport.transfer import DOWNLOAD_METHOD, UPLOAD_METHOD
+from atoll.transport.grpc_carrier import DOWNLOAD_METHOD, UPLOAD_METHOD
 
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -53,6 +53,9 @@ _SHARED: Options = (
 )
 
 
+_PROXIES_OF_GRPC = ("grpc_proxy", "https_proxy", "http_proxy")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCertificate:
     """What a server shows and whom it believes."""
@@ -182,12 +185,23 @@ def tls_options(address: str, environment: Mapping[str, str] | None = None) -> O
     if is_loopback(address):
         return (*options, ("grpc.enable_http_proxy", 0))
     environment = os.environ if environment is None else environment
-    proxy = _unless(("grpc_proxy", "https_proxy", "http_proxy"), "HTTPS_PROXY", environment)
+    proxy = _unless(_PROXIES_OF_GRPC, "HTTPS_PROXY", environment)
     exceptions = _unless(("no_grpc_proxy", "no_proxy"), "NO_PROXY", environment)
     direct = [entry.strip().lstrip(".") for entry in exceptions.split(",") if entry.strip()]
     if any(entry == "*" or f".{_host(address)}".endswith(f".{entry}") for entry in direct):
         return (*options, ("grpc.enable_http_proxy", 0))
     return (*options, ("grpc.http_proxy", proxy)) if proxy else options
+
+
+def proxy_of(address: str, environment: Mapping[str, str] | None = None) -> str | None:
+    """The proxy through which a TLS channel to `address` goes; None where it goes straight."""
+    environment = os.environ if environment is None else environment
+    options = dict(tls_options(address, environment))
+    if options.get("grpc.enable_http_proxy") == 0:
+        return None
+    if (proxy := options.get("grpc.http_proxy")) is not None:
+        return str(proxy)
+    return next((environment[name] for name in _PROXIES_OF_GRPC if environment.get(name)), None)
 
 
 def _unless(read_by_grpc: Sequence[str], name: str, environment: Mapping[str, str]) -> str:

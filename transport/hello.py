@@ -18,6 +18,8 @@ from atoll.wire.names import check_site_name
 PROTOCOL_MIN, PROTOCOL_MAX = 1, 1
 # A site that is a region says this, a server that can add a region's partial sums does (docs/trees.md).
 REGION = "region/1"
+# Both say this: granted bytes may go over the port that the Welcome names (transport/bulk.py).
+BULK = "bulk/1"
 SOFTWARE = f"atoll {__version__}"
 
 MAX_FEATURES = 256
@@ -39,8 +41,8 @@ class Abilities:
     features: frozenset[str] = frozenset()
 
 
-OURS = Abilities(features=frozenset({REGION}))  # of a server, and of a site that is a region
-OF_A_SITE = Abilities()  # all of version 1 needs no feature
+OURS = Abilities(features=frozenset({REGION, BULK}))  # of a server, and of a site that is a region
+OF_A_SITE = Abilities(features=frozenset({BULK}))  # all else of version 1 needs no feature
 
 
 def make_hello(
@@ -91,9 +93,19 @@ def choose(hello: Hello, ours: Abilities = OURS) -> tuple[int, tuple[str, ...]]:
 
 
 def make_welcome(
-    chosen: tuple[int, tuple[str, ...]], *, federation: str, heartbeat_s: int, lease_s: int, max_frame_bytes: int
+    chosen: tuple[int, tuple[str, ...]],
+    *,
+    federation: str,
+    heartbeat_s: int,
+    lease_s: int,
+    max_frame_bytes: int,
+    bulk_port: int = 0,
 ) -> Welcome:
-    """What the server answers; `chosen` comes from `choose`."""
+    """What the server answers; `chosen` comes from `choose`.
+
+    Args:
+        bulk_port: where it listens for bulk lines; 0: nowhere.
+    """
     protocol, features = chosen
     return Welcome(
         protocol=protocol,
@@ -103,6 +115,7 @@ def make_welcome(
         heartbeat_s=heartbeat_s,
         lease_s=lease_s,
         max_frame_bytes=max_frame_bytes,
+        bulk_port=bulk_port if BULK in features else 0,
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from atoll.wire.errors import BadFrame, TooLarge
-from atoll.wire.frames import FRAME_HEADER, decode_frame
+from atoll.wire.frames import FRAME_HEADER, check_payload, decode_frame, decode_header
 
 
 class Intake:
@@ -33,6 +33,35 @@ class Intake:
             TooLarge: it ends beyond the object.
         """
         offset, payload = decode_frame(frame)
+        self._expect(offset, payload.nbytes)
+        keep(offset, payload)
+        self.count(payload.nbytes, FRAME_HEADER.unpack_from(frame)[2])
+
+    def read(
+        self,
+        header: bytes | bytearray,
+        room: Callable[[int, int], memoryview],
+        fill: Callable[[memoryview], None],
+        keep: Callable[[int, memoryview], None] = lambda offset, payload: None,
+    ) -> None:
+        """As `take`, for a frame of which only the header has come: `fill` brings the payload.
+
+        Args:
+            room: gives the place of the payload, by its offset and length; asked once the header is found right.
+
+        Raises:
+            BadFrame, TooLarge: as `take`; of what was filled nothing is counted.
+        """
+        offset, length, crc32 = decode_header(header)
+        self._expect(offset, length)
+        payload = room(offset, length)
+        fill(payload)
+        check_payload(offset, payload, crc32)
+        keep(offset, payload)
+        self.count(length, crc32)
+
+    def _expect(self, offset: int, length: int) -> None:
+        """Raises BadFrame where it is not the next frame, TooLarge where it ends beyond the object."""
         if offset != self.received_bytes:
             raise BadFrame(
                 f"{self._what}: frame at byte {offset}, wanted byte {self.received_bytes}; go on from there",
@@ -40,16 +69,14 @@ class Intake:
                 value=offset,
                 bound=self.received_bytes,
             )
-        if payload.nbytes > self.num_bytes - offset:
+        if length > self.num_bytes - offset:
             raise TooLarge(
-                f"{self._what}: frame at byte {offset} ends at byte {offset + payload.nbytes}, the object has "
+                f"{self._what}: frame at byte {offset} ends at byte {offset + length}, the object has "
                 f"{self.num_bytes} bytes",
                 field="num_bytes",
-                value=offset + payload.nbytes,
+                value=offset + length,
                 bound=self.num_bytes,
             )
-        keep(offset, payload)
-        self.count(payload.nbytes, FRAME_HEADER.unpack_from(frame)[2])
 
     def count(self, num_bytes: int, crc32: int) -> None:
         """Counts the next bytes, which are stored, by their length and checksum."""

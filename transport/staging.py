@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from atoll.transport.durable import disk_errors, private_folder
@@ -54,6 +55,10 @@ class StagingSlot:
         """
         self._intake.take(frame, self._keep)
 
+    def read(self, header: bytes | bytearray, fill: Callable[[memoryview], None]) -> None:
+        """Takes the next frame by its header, while `fill` brings the payload to where it stays. Raises as `write`."""
+        self._intake.read(header, self._room, fill)
+
     def check_whole(self) -> None:
         """Raises BadFrame where all bytes are in and their crc32 is not the announced one; the slot is empty then."""
         try:
@@ -96,9 +101,12 @@ class StagingSlot:
             self._descriptor = -1
 
     def _keep(self, offset: int, payload: memoryview) -> None:
+        self._room(offset, payload.nbytes)[:] = payload
+
+    def _room(self, offset: int, num_bytes: int) -> memoryview:
         if self._map is None:
             raise LocalError(f"{self._path}: a frame came before the slot was given an object")
-        self._map[offset : offset + payload.nbytes] = payload
+        return memoryview(self._map)[offset : offset + num_bytes]
 
     def _grow(self, num_bytes: int) -> None:
         with disk_errors(self._path):

@@ -1,42 +1,83 @@
-"""Tensor bytes on their own methods: raw frames by offset, no protobuf around them, resumed where they stopped.
+"""Transfers of tensor bytes: frames by offset, checked as they come, resumed where they stopped.
 
-Every transfer is one whole object of known length and crc32, named by a grant. Frames are read, checked and stored in
-threads, one ahead of the network, so an event loop that serves thousands of control streams never waits for a disk.
+Every transfer is one whole object of known length and crc32, named by a grant. How its frames travel is a carrier's
+business (`grpc_carrier`, `bulk_carrier`); all rules are here and in `intake`, the same for every carrier.
 """
 
 from __future__ import annotations
 
 import asyncio
-import mmap
 import os
 import shutil
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-import grpc
-import grpc.aio
-
-from atoll.transport.call_end import CallEnd
 from atoll.transport.durable import disk_errors, private_folder, sync_file, sync_folder
 from atoll.transport.intake import Intake
+from atoll.transport.pieces import Pieces
 from atoll.wire.checksum import crc32_of
 from atoll.wire.control_pb2 import Grant
-from atoll.wire.errors import BadFrame, DiskFull, LocalError, RemoteError, Stale, Unavailable, from_rpc
-from atoll.wire.frames import FRAME_BYTES, encode_frame, ends_at
-from atoll.wire.transfer_pb2 import DownloadRequest, TransferStatus
+from atoll.wire.errors import BadFrame, DiskFull, LocalError, RemoteError, Stale, Unavailable
+from atoll.wire.frames import FRAME_BYTES
+from atoll.wire.transfer_pb2 import TransferStatus
 
-_SERVICE = "atoll.wire.Transfer"
-UPLOAD_METHOD = f"/{_SERVICE}/Upload"
-DOWNLOAD_METHOD = f"/{_SERVICE}/Download"
-GRANT_METADATA_KEY = "atoll-grant"
 
-Metadata = Sequence[tuple[str, str | bytes]]
+class Slot(Protocol):
+    """Where an object comes in: `staging.StagingSlot`, `part_file.PartFile`."""
+
+    @property
+    def received_bytes(self) -> int: ...
+
+    @property
+    def complete(self) -> bool: ...
+
+    def write(self, frame: bytes) -> None:
+        """Takes the next frame. Blocks. Raises BadFrame, TooLarge."""
+        ...
+
+    def check_whole(self) -> None:
+        """Raises BadFrame where all bytes are in, and together they are not what was announced."""
+        ...
+
+
+class RoomySlot(Slot, Protocol):
+    """One that has the place of a payload at hand before its bytes have come."""
+
+    def read(self, header: bytes | bytearray, fill: Callable[[memoryview], None]) -> None:
+        """Takes the next frame by its header, while `fill` brings the payload to where it goes. Raises as `write`."""
+        ...
 
 
 # --- the side that has the grant -----------------------------------------------------------------------------------
+
+
+class Carrier(Protocol):
+    """How granted bytes travel: `grpc_carrier`, `bulk_carrier`. All rules of a transfer are here, none there."""
+
+    async def send(self, grant: Grant, pieces: Pieces, before_last: Callable[[], Awaitable[None]]) -> TransferStatus:
+        """Sends all pieces; what the server holds then. `before_last` is awaited before the last one leaves.
+
+        Raises:
+            RemoteError: the server refused, as its own error; Unavailable where the connection broke.
+        """
+        ...
+
+    async def fetch(self, grant: Grant, slot: RoomySlot) -> None:
+        """Asks for what lacks in `slot`, and takes it in. Asked even where nothing does: the call ends the grant.
+
+        Raises:
+            RemoteError: as `send`, and what the slot raises.
+        """
+        ...
+
+    async def give_back(self, grant: Grant) -> None:
+        """Ends the grant of a download that nobody wants any more, so that the server has the place for others at once.
+
+        Where the connection is broken, the grant is void with it.
+        """
+        ...
 
 
 async def _at_once() -> None:
@@ -44,10 +85,9 @@ async def _at_once() -> None:
 
 
 async def upload(
-    channel: grpc.aio.Channel,
+    carrier: Carrier,
     grant: Grant,
     path: Path,
-    metadata: Metadata = (),
     *,
     frame_bytes: int = FRAME_BYTES,
     before_last: Callable[[], Awaitable[None]] = _at_once,
@@ -55,7 +95,6 @@ async def upload(
     """Sends the file at `path` from the grant's offset on; what the server holds afterwards.
 
     Args:
-        metadata: more of the call's metadata.
         frame_bytes: payload of a frame, at most what the server's Welcome allows.
         before_last: awaited before the last frame leaves.
 
@@ -65,23 +104,8 @@ async def upload(
     """
     if path.is_file() and path.stat().st_size != grant.num_bytes:
         raise LocalError(f"{path}: has {path.stat().st_size} bytes, the grant is for {grant.num_bytes}")
-    method: Any = channel.stream_unary(UPLOAD_METHOD, response_deserializer=TransferStatus.FromString)
-    call = method(metadata=[(GRANT_METADATA_KEY, grant.grant), *metadata])
-    end = CallEnd(call)
-    try:
-        async with aclosing(frames(path, 0, grant.num_bytes, grant.offset, frame_bytes=frame_bytes)) as stream:
-            async for frame in stream:
-                if ends_at(frame) == grant.num_bytes:
-                    await before_last()
-                await call.write(frame)
-        await call.done_writing()
-        status: TransferStatus = await call
-    except (asyncio.InvalidStateError, grpc.aio.InternalError, grpc.aio.AioRpcError):  # the call is over
-        raise await end.error() from None
-    except BaseException:
-        call.cancel()
-        raise
-    return status
+    pieces = Pieces(path, 0, grant.num_bytes, grant.offset, frame_bytes=frame_bytes)
+    return await carrier.send(grant, pieces, before_last)
 
 
 def partial_bytes(path: Path, header: bytes = b"") -> int:
@@ -91,10 +115,9 @@ def partial_bytes(path: Path, header: bytes = b"") -> int:
 
 
 async def download(
-    channel: grpc.aio.Channel,
+    carrier: Carrier,
     grant: Grant,
     path: Path,
-    metadata: Metadata = (),
     *,
     header: bytes = b"",
     durable: bool = False,
@@ -119,7 +142,7 @@ async def download(
     part = part_of(path)
     try:
         intake = await asyncio.to_thread(_open_part, part, header, grant)
-        await _fetch(channel, grant, part, intake, metadata, len(header))
+        await _fetch(carrier, grant, part, intake, len(header))
     except DiskFull:
         part.unlink(missing_ok=True)
         raise
@@ -136,23 +159,10 @@ async def download(
             await asyncio.to_thread(sync_folder, path.parent)
 
 
-async def _fetch(
-    channel: grpc.aio.Channel, grant: Grant, part: Path, intake: Intake, metadata: Metadata, header_bytes: int
-) -> None:
+async def _fetch(carrier: Carrier, grant: Grant, part: Path, intake: Intake, header_bytes: int) -> None:
     """Appends what is lacking to the file at `part`. Asked even where nothing is: the call ends the grant."""
-    method: Any = channel.unary_stream(DOWNLOAD_METHOD, request_serializer=DownloadRequest.SerializeToString)
-    call = method(DownloadRequest(grant=grant.grant, offset=intake.received_bytes), metadata=list(metadata))
-    try:
-        with disk_errors(part), part.open("r+b", buffering=0) as file:
-
-            def keep(offset: int, payload: memoryview) -> None:
-                _write_all(file.fileno(), payload, header_bytes + offset)
-
-            await _in_threads(call, lambda frame: intake.take(frame, keep))
-    except grpc.aio.AioRpcError as error:
-        raise from_rpc(error) from None
-    finally:
-        call.cancel()
+    with disk_errors(part), part.open("r+b", buffering=0) as file:
+        await carrier.fetch(grant, _Part(intake, file.fileno(), header_bytes))
     if not intake.complete:
         raise Unavailable(
             f"the server ended the transfer at byte {intake.received_bytes} of {intake.num_bytes}; fetch again",
@@ -160,6 +170,37 @@ async def _fetch(
             value=intake.received_bytes,
             bound=intake.num_bytes,
         )
+
+
+class _Part:  # a RoomySlot
+    """The open file in which an object arrives, behind so many bytes of our own."""
+
+    def __init__(self, intake: Intake, descriptor: int, header_bytes: int) -> None:
+        self._intake, self._descriptor, self._header_bytes = intake, descriptor, header_bytes
+        self._buffer = bytearray()  # of one payload on its way to the file; used again, so it stays in the cache
+        self.check_whole = intake.check_whole
+
+    @property
+    def received_bytes(self) -> int:
+        return self._intake.received_bytes
+
+    @property
+    def complete(self) -> bool:
+        return self._intake.complete
+
+    def write(self, frame: bytes) -> None:
+        self._intake.take(frame, self._keep)
+
+    def read(self, header: bytes | bytearray, fill: Callable[[memoryview], None]) -> None:
+        self._intake.read(header, self._room, fill, self._keep)
+
+    def _room(self, offset: int, num_bytes: int) -> memoryview:
+        if len(self._buffer) < num_bytes:
+            self._buffer = bytearray(num_bytes)
+        return memoryview(self._buffer)[:num_bytes]
+
+    def _keep(self, offset: int, payload: memoryview) -> None:
+        _write_all(self._descriptor, payload, self._header_bytes + offset)
 
 
 def part_of(path: Path) -> Path:
@@ -213,134 +254,24 @@ def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
 # --- the side that gives grants ------------------------------------------------------------------------------------
 
 
-class Slot(Protocol):
-    """Where an object comes in: `staging.StagingSlot`, `part_file.PartFile`."""
-
-    @property
-    def received_bytes(self) -> int: ...
-
-    @property
-    def complete(self) -> bool: ...
-
-    def write(self, frame: bytes) -> None: ...
-
-    def check_whole(self) -> None: ...
+Moved = Callable[[int], None]  # hears on the event loop how many bytes of an object have moved, after each frame
 
 
-async def receive(
-    request_iterator: AsyncIterator[bytes],
-    slot: Slot,
-    on_progress: Callable[[int], None] = lambda received: None,
-) -> TransferStatus:
-    """Takes the frames of an upload into `slot`, from its `received_bytes` on; what is there when the stream ends.
-
-    Args:
-        on_progress: called on the event loop with the bytes received so far, after each frame.
+def held(slot: Slot) -> TransferStatus:
+    """What is in `slot` when a call that filled it ends.
 
     Raises:
-        BadFrame: a frame is damaged or out of place (what came before is kept), or all bytes together are not what was
-            announced (nothing is kept).
-        TooLarge: more bytes than announced.
+        BadFrame: all bytes are in, and together they are not what was announced; nothing is kept.
     """
-
-    def take(frame: bytes) -> None:
-        slot.write(frame)
-
-    await _in_threads(request_iterator, take, lambda: on_progress(slot.received_bytes))
     slot.check_whole()
     return TransferStatus(received_bytes=slot.received_bytes, complete=slot.complete)
 
 
-async def _in_threads(
-    source: AsyncIterable[bytes], take: Callable[[bytes], None], after: Callable[[], None] = lambda: None
-) -> None:
-    """Hands each item to `take` in a thread, one at a time, while the next one is on its way."""
-    taking: asyncio.Future[None] | None = None
-    loop = asyncio.get_running_loop()
-    try:
-        async for item in source:
-            if taking is not None:
-                await taking
-                after()
-            taking = loop.run_in_executor(None, take, item)
-        if taking is not None:
-            await taking
-            after()
-    finally:
-        if taking is not None:
-            await _settle(taking)
-
-
-async def _settle(work: asyncio.Future[Any]) -> None:
+async def settle(work: asyncio.Future[Any]) -> None:
     """Waits until a thread is out of its work, whatever comes of it: only then may others touch what it used."""
     await asyncio.wait([work])
     if not work.cancelled():
         work.exception()
-
-
-Checksums = dict[tuple[int, int], int]  # crc32 of a piece of an object, by its first byte and its end
-
-
-async def frames(
-    path: Path,
-    data_offset: int,
-    num_bytes: int,
-    offset: int,
-    *,
-    frame_bytes: int = FRAME_BYTES,
-    checksums: Checksums | None = None,
-) -> AsyncGenerator[bytes, None]:
-    """Frames of the `num_bytes` bytes that stand in a file from `data_offset` on, from byte `offset` of them.
-
-    The bytes come from the page cache, which all readers share; two frames at a time are in memory. After a first short
-    one, frames begin at multiples of their size, so all transfers of an object are cut alike.
-
-    Args:
-        checksums: what transfers of the same object have computed; it is used and filled. A checksum is the greater
-            part of a frame's cost to a sender, and an object that goes to many needs each once.
-
-    Raises:
-        LocalError: the file cannot be read or is shorter.
-        Stale: the offset is beyond the end.
-    """
-    if not 0 <= offset <= num_bytes:
-        raise Stale(
-            f"byte {offset} was asked of an object of {num_bytes} bytes", field="offset", value=offset, bound=num_bytes
-        )
-    data = _mapped(path, data_offset, num_bytes)
-    known = {} if checksums is None else checksums
-    start = offset
-
-    def read_next() -> bytes:
-        nonlocal start
-        if start == num_bytes:
-            return b""
-        end = min(num_bytes, (start // frame_bytes + 1) * frame_bytes)
-        payload = data[start:end]
-        if (start, end) not in known:
-            known[start, end] = crc32_of(payload)
-        frame = encode_frame(start, payload, known[start, end])
-        start = end
-        return frame
-
-    loop = asyncio.get_running_loop()
-    reading = loop.run_in_executor(None, read_next)
-    try:
-        while frame := await reading:
-            reading = loop.run_in_executor(None, read_next)
-            yield frame
-    finally:
-        await _settle(reading)
-
-
-def _mapped(path: Path, data_offset: int, num_bytes: int) -> memoryview:
-    """A read-only view of a part of a file; the mapping ends with it."""
-    with disk_errors(path), path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size < data_offset + num_bytes:
-            raise LocalError(f"{path}: has {size} bytes, {data_offset + num_bytes} are wanted; it was cut short")
-        whole = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
-    return memoryview(whole)[data_offset : data_offset + num_bytes]
 
 
 class Withdrawal:
@@ -377,24 +308,3 @@ class Withdrawal:
             return
         if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise self._error from None
-
-
-def transfer_handlers(
-    upload: Callable[[AsyncIterator[bytes], Any], Any], download: Callable[[DownloadRequest, Any], AsyncIterator[bytes]]
-) -> grpc.GenericRpcHandler:
-    """The two methods as a handler for a `grpc.aio` server; frames pass as they are.
-
-    Args:
-        upload: awaitable; takes the frames and the context (the grant stands in its metadata under
-            GRANT_METADATA_KEY), gives a TransferStatus.
-        download: asynchronous generator; takes the request and the context, gives frames.
-    """
-    return grpc.method_handlers_generic_handler(
-        _SERVICE,
-        {
-            "Upload": grpc.stream_unary_rpc_method_handler(
-                upload, response_serializer=TransferStatus.SerializeToString
-            ),
-            "Download": grpc.unary_stream_rpc_method_handler(download, request_deserializer=DownloadRequest.FromString),
-        },
-    )

@@ -138,7 +138,7 @@ class Capacity(_message.Message):
     def __init__(self, runs_at_once: _Optional[int] = ..., num_devices: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol", "features", "federation", "server_software", "heartbeat_s", "lease_s", "max_frame_bytes")
+    __slots__ = ("protocol", "features", "federation", "server_software", "heartbeat_s", "lease_s", "max_frame_bytes", "bulk_port")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     FEDERATION_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +146,7 @@ class Welcome(_message.Message):
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     MAX_FRAME_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BULK_PORT_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     features: _containers.RepeatedScalarFieldContainer[str]
     federation: str
@@ -153,7 +154,8 @@ class Welcome(_message.Message):
     heartbeat_s: int
     lease_s: int
     max_frame_bytes: int
-    def __init__(self, protocol: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., federation: _Optional[str] = ..., server_software: _Optional[str] = ..., heartbeat_s: _Optional[int] = ..., lease_s: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ...) -> None: ...
+    bulk_port: int
+    def __init__(self, protocol: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., federation: _Optional[str] = ..., server_software: _Optional[str] = ..., heartbeat_s: _Optional[int] = ..., lease_s: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., bulk_port: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("member_list_version",)

@@ -29,12 +29,17 @@ def encode_frame(offset: int, payload: memoryview, crc32: int | None = None) -> 
     Raises:
         ValueError: the payload is empty or over MAX_FRAME_BYTES, or ends beyond the largest object.
     """
-    if not 1 <= payload.nbytes <= MAX_FRAME_BYTES:
-        raise ValueError(f"a frame holds 1 to {MAX_FRAME_BYTES} bytes, not {payload.nbytes}")
-    if not 0 <= offset <= MODEL_BYTES - payload.nbytes:
-        raise ValueError(f"a frame at byte {offset} of {payload.nbytes} bytes ends beyond {MODEL_BYTES}")
-    header = FRAME_HEADER.pack(offset, payload.nbytes, crc32_of(payload) if crc32 is None else crc32)
+    header = encode_header(offset, payload.nbytes, crc32_of(payload) if crc32 is None else crc32)
     return b"".join((header, payload))
+
+
+def encode_header(offset: int, num_bytes: int, crc32: int) -> bytes:
+    """The 16 bytes that stand before a payload. Raises ValueError as `encode_frame`."""
+    if not 1 <= num_bytes <= MAX_FRAME_BYTES:
+        raise ValueError(f"a frame holds 1 to {MAX_FRAME_BYTES} bytes, not {num_bytes}")
+    if not 0 <= offset <= MODEL_BYTES - num_bytes:
+        raise ValueError(f"a frame at byte {offset} of {num_bytes} bytes ends beyond {MODEL_BYTES}")
+    return FRAME_HEADER.pack(offset, num_bytes, crc32)
 
 
 def ends_at(frame: bytes) -> int:
@@ -56,21 +61,32 @@ def decode_frame(frame: bytes) -> tuple[int, memoryview]:
             value=len(frame),
             bound=FRAME_HEADER.size,
         )
-    offset, length, crc32 = FRAME_HEADER.unpack_from(frame)
+    offset, length, crc32 = decode_header(frame)
     payload = memoryview(frame)[FRAME_HEADER.size :].toreadonly()
-    if not 1 <= length <= MAX_FRAME_BYTES:
-        raise BadFrame(
-            f"frame at byte {offset} claims {length} bytes; 1 to {MAX_FRAME_BYTES} are taken",
-            field="length",
-            value=length,
-            bound=f"1 to {MAX_FRAME_BYTES}",
-        )
     if payload.nbytes != length:
         raise BadFrame(
             f"frame at byte {offset} claims {length} bytes and carries {payload.nbytes}; send it again",
             field="length",
             value=payload.nbytes,
             bound=length,
+        )
+    check_payload(offset, payload, crc32)
+    return offset, payload
+
+
+def decode_header(header: bytes | bytearray) -> tuple[int, int, int]:
+    """Offset, length and crc32 that the first 16 bytes of a frame claim for its payload.
+
+    Raises:
+        BadFrame: the frame would be empty, too long, or end beyond the largest object.
+    """
+    offset, length, crc32 = FRAME_HEADER.unpack_from(header)
+    if not 1 <= length <= MAX_FRAME_BYTES:
+        raise BadFrame(
+            f"frame at byte {offset} claims {length} bytes; 1 to {MAX_FRAME_BYTES} are taken",
+            field="length",
+            value=length,
+            bound=f"1 to {MAX_FRAME_BYTES}",
         )
     if offset > MODEL_BYTES - length:
         raise BadFrame(
@@ -79,11 +95,16 @@ def decode_frame(frame: bytes) -> tuple[int, memoryview]:
             value=offset,
             bound=MODEL_BYTES - length,
         )
-    if crc32_of(payload) != crc32:
+    return offset, length, crc32
+
+
+def check_payload(offset: int, payload: memoryview, crc32: int) -> None:
+    """Raises BadFrame where the payload's crc32 is not the one that its header claims."""
+    found = crc32_of(payload)
+    if found != crc32:
         raise BadFrame(
             f"frame at byte {offset}: crc32 of the payload is not that of the header; send it again",
             field="crc32",
-            value=f"{crc32_of(payload):08x}",
+            value=f"{found:08x}",
             bound=f"{crc32:08x}",
         )
-    return offset, payload

@@ -18,6 +18,7 @@ JOB = trial_job(rounds=2, strategy='kind = "fedadam"\ncodec = { kind = "int8" }'
 SITES = ("site-1", "site-2", "site-3")
 LABELS = {"site-1": "north", "site-2": "north", "site-3": "south"}  # region
 RELAYED = "site-2"  # the one that reaches the server through the relay
+RELAY_HOST = "127.0.0.2"  # another address than the server's, so that both of its ports have their numbers there
 PATIENT = "heartbeat_s = 1\nlease_s = 120"
 
 PROGRAM = Path(__file__).parents[1] / "samples" / "altered_process.py"
@@ -38,13 +39,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Federation,
     try:
         federation.make()
         federation.start_server()
-        relay = Relay(federation.ports[0]).start()
+        relay = Relay(federation.ports[0], host=RELAY_HOST, also=federation.bulk_port).start()
         federation.enrol_researcher()
         for name in SITES:
             federation.enrol_site(name)
             federation.add_settings(federation.home(name) / "site.toml", REPRODUCIBLE)
             federation.label(name, LABELS[name])
-        reach_by(federation.home(RELAYED) / "site.toml", relay.port)
+        reach_by(federation.home(RELAYED) / "site.toml", relay.port, relay.host)
         federation.sign()
         for name in SITES:
             federation.start_site(name)

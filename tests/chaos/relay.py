@@ -7,6 +7,7 @@ is over when it has struck; the shape of the link holds until another one is set
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import random
 import threading
@@ -86,14 +87,21 @@ class _Connection:
 
 
 class Relay:
-    """Forwards what comes to `port` to another port of this machine."""
+    """Forwards what comes to `port` to another port of this machine.
 
-    def __init__(self, to_port: int, *, host: str = "127.0.0.1") -> None:
+    Args:
+        host: where it listens.
+        also: a port of the machine that is reached by its own number (the bulk port, which a server's Welcome names);
+            `host` is another address than the server's then.
+    """
+
+    def __init__(self, to_port: int, *, host: str = "127.0.0.1", also: int | None = None) -> None:
         self.port = 0
         self.forwarded: dict[Direction, int] = {"up": 0, "down": 0}
         self.num_connections = 0  # so far
-        self.host = host  # where it listens
-        self._to = ("127.0.0.1", to_port)
+        self.host = host
+        self._to_port, self._also = to_port, also
+        self._servers: list[asyncio.Server] = []
         self._link = GOOD_LINK
         self._random = random.Random(0)
         self._armed: list[tuple[Cut | LoseAnswers, int]] = []  # with the byte count at which it strikes
@@ -141,11 +149,14 @@ class Relay:
     # --- in the relay's thread --------------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._accept, self.host, self.port, limit=CHUNK_BYTES)
-        self.port = self._server.sockets[0].getsockname()[1]
+        for port, to_port in ((self.port, self._to_port), *([(self._also, self._also)] if self._also else [])):
+            accept = functools.partial(self._accept, to_port)
+            self._servers.append(await asyncio.start_server(accept, self.host, port, limit=CHUNK_BYTES))
+        self.port = self._servers[0].sockets[0].getsockname()[1]
 
     async def _end(self) -> None:
-        self._server.close()
+        for server in self._servers:
+            server.close()
         for connection in list(self._connections):
             connection.cut()
         for task in self._tasks:
@@ -196,12 +207,12 @@ class Relay:
             if for_s is not None:
                 self._loop.call_later(for_s, connection.cut)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, to_port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._refusing:
             writer.transport.abort()
             return
         try:
-            there, back = await asyncio.open_connection(*self._to, limit=CHUNK_BYTES)
+            there, back = await asyncio.open_connection("127.0.0.1", to_port, limit=CHUNK_BYTES)
         except OSError:  # nobody listens there: the site meets what it would meet without a relay between
             writer.transport.abort()
             return

@@ -60,7 +60,7 @@ def test_a_slow_and_lossy_link(federation: Federation, relay: Relay, undisturbed
     settings = federation.home(RELAYED) / "site.toml"
     federation.sites[RELAYED].stop()
     with shaped_pair(bits_per_s=20_000_000) as pair:
-        line = Relay(federation.ports[0], host=pair.address if pair else "127.0.0.1").start()
+        line = Relay(federation.ports[0], host=pair.address if pair else "127.0.0.3", also=federation.bulk_port).start()
         try:
             line.do(Link(delay_s=0.1, loss=0.01, bytes_per_s=math.inf if pair else 20e6 / 8, seed=1))
             reach_by(settings, line.port, line.host)
@@ -71,7 +71,7 @@ def test_a_slow_and_lossy_link(federation: Federation, relay: Relay, undisturbed
             federation.sites[RELAYED].stop()
         finally:
             line.close()
-            reach_by(settings, relay.port)
+            reach_by(settings, relay.port, relay.host)
             federation.start_site(RELAYED)
     assert line.forwarded["up"] > NARROW_BYTES
     assert [record["sites"] for record in state["rounds"]] == [3]

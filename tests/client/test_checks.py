@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.client.checks import Verdict, check_clock, check_home, check_membership
+from atoll.client.checks import Verdict, check_clock, check_home, check_membership, check_transfers
+from atoll.transport.bulk_carrier import BLOCKED
 
 
 def _verdicts(home: Path) -> dict[str, Verdict]:
@@ -27,6 +28,15 @@ def test_a_skewed_clock_is_told(ahead_s: float, verdict: Verdict, said: str) -> 
     assert check.verdict is verdict
     assert said in check.found
     assert bool(check.advice) == (verdict is not Verdict.OK)
+
+
+def test_how_updates_travel_is_told_with_what_to_open() -> None:
+    assert check_transfers("") == []
+    (well,) = check_transfers("bulk lines to TCP port 7445 of isles.example")
+    assert (well.verdict, well.advice) == (Verdict.OK, "")
+    (held_up,) = check_transfers(f"gRPC: TCP port 7445 of isles.example {BLOCKED}: timed out")
+    assert held_up.verdict is Verdict.WARNED
+    assert "let this machine connect to that port" in held_up.advice
 
 
 def test_an_empty_folder_is_told_what_it_lacks(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from atoll.client.membership import Membership
 from atoll.client.neighbours import Neighbours
 from atoll.client.peer_port import MOST_TAKEN
 from atoll.client.settings import SiteSettings
+from atoll.transport.grpc_carrier import GrpcCarrier
 from atoll.transport.identity import Identity
 from atoll.transport.member_certificate import MemberCertificate, read_certificate
 from atoll.transport.members import sign_members
@@ -66,7 +67,7 @@ class Site:
             task_log=self.task_log,
             mailbox=self.mailbox,
             spawn=self._spawn,
-            channel=lambda: pytest.fail("nothing is fetched from the server"),
+            carrier=lambda: pytest.fail("nothing is fetched from the server"),
         )
         self.model = (identity.name * NUM_BYTES)[:NUM_BYTES].encode()
         self._said = aiter(self.mailbox.messages())
@@ -247,10 +248,12 @@ async def test_a_caller_that_was_not_introduced_is_refused(reef: Reef) -> None:
                 await meet(channel, TOKEN, 5)
             grant = pb.Grant(grant=TOKEN, num_bytes=NUM_BYTES, key=pb.TaskKey(run=reef.run))
             with pytest.raises(NotAllowed):
-                await download(channel, grant, reef.root / "stolen")
+                await download(GrpcCarrier(channel), grant, reef.root / "stolen")
             with pytest.raises(NotAllowed):
                 await upload(
-                    channel, grant, north.outbox.payload_path(Key(run=reef.run, task="g1.north", attempt=1), MODEL)
+                    GrpcCarrier(channel),
+                    grant,
+                    north.outbox.payload_path(Key(run=reef.run, task="g1.north", attempt=1), MODEL),
                 )
     async with called(north.identity, south) as channel:
         assert (await meet(channel, TOKEN, 5)).received_bytes == 0
@@ -335,9 +338,9 @@ async def test_a_hostile_neighbour_takes_a_model_a_few_times_and_no_more(reef: R
     grant = pb.Grant(grant=TOKEN, num_bytes=NUM_BYTES, crc32=zlib.crc32(south.model), key=pb.TaskKey(run=reef.run))
     async with called(north.identity, south) as channel:
         for number in range(MOST_TAKEN):
-            await download(channel, grant, reef.root / f"copy-{number}")
+            await download(GrpcCarrier(channel), grant, reef.root / f"copy-{number}")
         with pytest.raises(TooLarge, match=f"{MOST_TAKEN} times"):
-            await download(channel, grant, reef.root / "copy-too-many")
+            await download(GrpcCarrier(channel), grant, reef.root / "copy-too-many")
 
 
 @pytest.mark.parametrize(
@@ -352,7 +355,7 @@ async def test_a_hostile_neighbour_brings_its_model_and_nothing_else(
     bad.write_bytes(b"x" * sent)
     async with called(north.identity, south) as channel:
         with pytest.raises(kind):
-            await upload(channel, pb.Grant(grant=TOKEN, num_bytes=sent), bad)
+            await upload(GrpcCarrier(channel), pb.Grant(grant=TOKEN, num_bytes=sent), bad)
         peers = [path for path in south.home.peers.rglob("*") if path.is_file()]
         assert sum(path.stat().st_size for path in peers) <= NUM_BYTES
         assert not south.has(north, reef.run)
@@ -361,7 +364,7 @@ async def test_a_hostile_neighbour_brings_its_model_and_nothing_else(
         if held:
             return  # the frames that were right are kept, and go on
         own = north.outbox.payload_path(Key(run=reef.run, task="g1.north", attempt=1), MODEL)
-        assert (await upload(channel, pb.Grant(grant=TOKEN, num_bytes=NUM_BYTES), own)).complete
+        assert (await upload(GrpcCarrier(channel), pb.Grant(grant=TOKEN, num_bytes=NUM_BYTES), own)).complete
     assert south.has(north, reef.run)
 
 

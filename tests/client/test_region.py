@@ -13,7 +13,7 @@ from samples.trial_site import SITE, TrialSite, make_offer, make_task
 
 from atoll.client.region import RegionSite
 from atoll.cluster.messages import Describe, Described, Evaluate, Evaluated, Prepare, Prepared, Train, Trained
-from atoll.transport.hello import REGION
+from atoll.transport.hello import BULK, REGION
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import TooFewSites
 
@@ -95,7 +95,7 @@ async def test_a_run_of_a_region_from_offer_to_end(
     server: ScriptedServer, site: TrialSite, region: Region, joined: RegionSite
 ) -> None:
     line, run = await accepted(server)
-    assert list(line.hello.features) == [REGION]
+    assert list(line.hello.features) == sorted([BULK, REGION])
     prepared = region.asked[0]
     assert isinstance(prepared, Prepare)
     assert (prepared.submitted_by, prepared.app_name, prepared.distribution) == ("ada", "unheard", "")

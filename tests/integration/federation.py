@@ -74,6 +74,7 @@ class Federation:
 
     root: Path
     ports: tuple[int, int] = (0, 0)
+    bulk_port: int = 0
     server: Process | None = None
     sites: dict[str, Process] = field(default_factory=dict)
     limits: str = "heartbeat_s = 1\nlease_s = 10"
@@ -83,14 +84,17 @@ class Federation:
 
     def make(self) -> None:
         """Keys, certificates, settings; nothing runs yet."""
-        self.ports = free_ports()
+        *ports, self.bulk_port = free_ports()
+        self.ports = (ports[0], ports[1])
         self.environment = os.environ | {"PYTHONPATH": str(install_apps(self.root / "installed"))}
         self.atoll(
             "server", "init", self.server_folder, "--name", "trial", "--key-folder", self.root / "offline-key",
             "--address", f"127.0.0.1:{self.ports[0]}", "--enrolment-address", f"127.0.0.1:{self.ports[1]}",
             "--listen", f"127.0.0.1:{self.ports[0]}", "--enrolment-listen", f"127.0.0.1:{self.ports[1]}",
         )  # fmt: skip
-        self.add_settings(self.server_folder / "server.toml", f"[limits]\n{self.limits}\n")
+        settings = self.server_folder / "server.toml"
+        settings.write_text(settings.read_text().replace("127.0.0.1:0", f"127.0.0.1:{self.bulk_port}"))
+        self.add_settings(settings, f"[limits]\n{self.limits}\n")
 
     def add_settings(self, path: Path, text: str) -> None:
         """Append tables to a TOML file."""
@@ -324,11 +328,11 @@ def command(arguments: Sequence[str | Path]) -> list[str]:
     return [sys.executable, "-m", "atoll.cli", *map(str, arguments)]
 
 
-def free_ports() -> tuple[int, int]:
-    with socket.socket() as first, socket.socket() as second:
-        for one in (first, second):
+def free_ports() -> tuple[int, int, int]:
+    with socket.socket() as first, socket.socket() as second, socket.socket() as third:
+        for one in (first, second, third):
             one.bind(("127.0.0.1", 0))
-        return first.getsockname()[1], second.getsockname()[1]
+        return first.getsockname()[1], second.getsockname()[1], third.getsockname()[1]
 
 
 def connects(port: int) -> bool:

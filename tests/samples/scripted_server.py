@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc.aio
 
-from atoll.transport.transfer import GRANT_METADATA_KEY, transfer_handlers
+from atoll.transport.grpc_carrier import GRANT_METADATA_KEY, transfer_handlers
 from atoll.wire import control_pb2 as pb
 from atoll.wire import control_pb2_grpc as rpc
 from atoll.wire.errors import METADATA_KEY, RemoteError, to_detail

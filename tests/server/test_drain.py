@@ -17,8 +17,8 @@ from samples.whole_server import ask, make, server_in
 from atoll.server.main import Server
 from atoll.transport.credentials import open_channel
 from atoll.transport.enrolment import enrol
+from atoll.transport.grpc_carrier import GRANT_METADATA_KEY, UPLOAD_METHOD
 from atoll.transport.identity import Identity, load_identity
-from atoll.transport.transfer import GRANT_METADATA_KEY, UPLOAD_METHOD
 from atoll.wire import admin_pb2, runs_pb2, runs_pb2_grpc
 from atoll.wire.errors import Unavailable, from_rpc
 from atoll.wire.frames import encode_frame

@@ -6,6 +6,7 @@ import asyncio
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,12 @@ from atoll.server.security import Caller, current_caller
 from atoll.server.settings import LimitsSection
 from atoll.server.steps import unobserved
 from atoll.server.transfers import SPARE_SLOTS, Transfers
-from atoll.transport.transfer import GRANT_METADATA_KEY
+from atoll.transport.grpc_carrier import receive
 from atoll.wire import control_pb2 as pb
 from atoll.wire.frames import encode_frame
 
 UPDATE = bytes(range(200))
 MAX_UPLOADS = 2
-
-
-class Context:
-    """The part of a call's context that uploads look at."""
-
-    def __init__(self, grant: str) -> None:
-        self._grant = grant
-
-    def invocation_metadata(self) -> list[tuple[str, str]]:
-        return [(GRANT_METADATA_KEY, self._grant)]
 
 
 class Server:
@@ -57,7 +48,7 @@ class Server:
 
     async def upload(self, site: str, *pieces: tuple[int, bytes]) -> bool:
         with calling(site):
-            status = await self.transfers.upload(frames(*pieces), Context(self.grants.pop(site)), _no_models)
+            status = await self.transfers.upload(self.grants.pop(site), partial(receive, frames(*pieces)), _no_models)
         return status.complete
 
     async def settle(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.transport.hello import (
+    BULK,
     MAX_FEATURES,
     OF_A_SITE,
     OURS,
@@ -37,7 +38,7 @@ def welcome(chosen: tuple[int, tuple[str, ...]], heartbeat_s: int = 15, lease_s:
 def test_two_ends_of_this_version_agree() -> None:
     hello = make_hello(CAPACITY, joined_runs=["a"], held_updates=[TaskKey(run="a", task="b", attempt=1)])
     chosen = choose(hello)
-    assert chosen == (1, ())
+    assert chosen == (1, (BULK,))
     assert check_welcome(welcome(chosen)) == chosen
 
 
@@ -150,7 +151,7 @@ def test_features_that_the_site_never_offered_are_ignored() -> None:
 
 def test_a_region_and_a_server_of_this_version_agree_on_partial_sums() -> None:
     chosen = choose(make_hello(CAPACITY, ours=OURS))
-    assert chosen == (1, (REGION,))
+    assert chosen == (1, (BULK, REGION))
     require_regions_taken(welcome(chosen))
 
 

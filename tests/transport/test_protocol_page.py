@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor import FileDescriptor
 
+from atoll.transport.grpc_carrier import DOWNLOAD_METHOD, GRANT_METADATA_KEY, UPLOAD_METHOD
 from atoll.transport.peers import MEET_METHOD
-from atoll.transport.transfer import DOWNLOAD_METHOD, GRANT_METADATA_KEY, UPLOAD_METHOD
 from atoll.wire import (
     admin_pb2,
     control_pb2,

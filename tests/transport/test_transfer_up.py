@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import grpc
 import grpc.aio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples.transfers import FRAME, SITE, WHOLE, flipped, in_new_folder, loopback
+from samples.transfers import FRAME, SITE, WHOLE, Way, flipped, in_new_folder, loopback
 
 from atoll.transport.grants import WINDOW_S
-from atoll.transport.transfer import (
-    GRANT_METADATA_KEY,
-    UPLOAD_METHOD,
-    upload,
-)
+from atoll.transport.grpc_carrier import GRANT_METADATA_KEY, UPLOAD_METHOD
+from atoll.transport.transfer import upload
 from atoll.wire.control_pb2 import Grant
 from atoll.wire.errors import (
     BadFrame,
@@ -53,43 +50,48 @@ async def send(channel: grpc.aio.Channel, grant: Grant, raw_frames: Sequence[byt
     return status
 
 
+@pytest.mark.parametrize("way", get_args(Way))
 @pytest.mark.parametrize("num_bytes", [0, 1, FRAME, WHOLE])
-async def test_an_upload_arrives_whole(tmp_path: Path, payload: Callable[[bytes], Path], num_bytes: int) -> None:
-    async with loopback(tmp_path, num_bytes) as net, net.channel() as channel:
+async def test_an_upload_arrives_whole(
+    tmp_path: Path, way: Way, payload: Callable[[bytes], Path], num_bytes: int
+) -> None:
+    async with loopback(tmp_path, num_bytes, way=way) as net, net.carrier() as carrier:
         path = payload(net.server.data)
-        status = await upload(channel, net.server.grant(up=True), path, frame_bytes=FRAME)
+        status = await upload(carrier, net.server.grant(up=True), path, frame_bytes=FRAME)
         assert status == TransferStatus(received_bytes=num_bytes, complete=True)
         assert bytes(net.server.slot.view) == net.server.data
         assert net.server.num_frames_in == -(-num_bytes // FRAME)
 
 
+@pytest.mark.parametrize("way", get_args(Way))
 @pytest.mark.parametrize("held_bytes", [1, FRAME - 1, FRAME, 5 * FRAME + 17, WHOLE - 1, WHOLE])
 async def test_an_upload_resumes_at_any_offset(
-    tmp_path: Path, payload: Callable[[bytes], Path], held_bytes: int
+    tmp_path: Path, way: Way, payload: Callable[[bytes], Path], held_bytes: int
 ) -> None:
-    async with loopback(tmp_path) as net, net.channel() as channel:
+    async with loopback(tmp_path, way=way) as net, net.carrier() as carrier:
         data = net.server.data
         net.server.slot.write(encode_frame(0, memoryview(data)[:held_bytes]))
-        status = await upload(channel, await net.server.resumed_upload(), payload(data), frame_bytes=FRAME)
+        status = await upload(carrier, await net.server.resumed_upload(), payload(data), frame_bytes=FRAME)
         assert status.complete
         assert bytes(net.server.slot.view) == data
         assert net.server.num_bytes_in == WHOLE - held_bytes
 
 
+@pytest.mark.parametrize("way", get_args(Way))
 async def test_an_upload_cut_midway_counts_what_came_and_goes_on_from_there(
-    tmp_path: Path, payload: Callable[[bytes], Path]
+    tmp_path: Path, way: Way, payload: Callable[[bytes], Path]
 ) -> None:
-    async with loopback(tmp_path) as net:
+    async with loopback(tmp_path, way=way) as net:
         server, path = net.server, payload(net.server.data)
-        breaking = net.breaking_channel(after_bytes_up=WHOLE // 2, once=lambda: server.slot.received_bytes)
-        async with breaking as channel:
+        breaking = net.breaking_carrier(after_bytes_up=WHOLE // 2, once=lambda: server.slot.received_bytes)
+        async with breaking as carrier:
             with pytest.raises(Unavailable):
-                await upload(channel, server.grant(up=True), path, frame_bytes=FRAME)
+                await upload(carrier, server.grant(up=True), path, frame_bytes=FRAME)
         grant = await server.resumed_upload()
         assert 0 < grant.offset < WHOLE // 2
         assert grant.offset % FRAME == 0
-        async with net.channel() as channel:
-            status = await upload(channel, grant, path, frame_bytes=FRAME)
+        async with net.carrier() as carrier:
+            status = await upload(carrier, grant, path, frame_bytes=FRAME)
         assert status.complete
         assert bytes(server.slot.view) == server.data
         assert server.num_bytes_in <= WHOLE + FRAME
@@ -151,42 +153,46 @@ async def test_a_refused_frame_reaches_the_sender_as_an_error_and_keeps_what_cam
         assert bytes(net.server.slot.view) == net.server.data[:kept]
 
 
+@pytest.mark.parametrize("way", get_args(Way))
 async def test_our_own_upload_learns_the_reason_however_its_writes_fail(
-    tmp_path: Path, payload: Callable[[bytes], Path]
+    tmp_path: Path, way: Way, payload: Callable[[bytes], Path]
 ) -> None:
-    async with loopback(tmp_path) as net, net.channel() as channel:
+    async with loopback(tmp_path, way=way) as net, net.carrier() as carrier:
         path = payload(net.server.data)
         for _ in range(20):  # the failure of a write and the server's status race each other
             grant = await net.server.resumed_upload()
             net.server.slot.begin(FRAME, what="update of site-3, round 12")
             with pytest.raises(TooLarge, match="update of site-3, round 12"):
-                await upload(channel, grant, path, frame_bytes=2 * FRAME)
+                await upload(carrier, grant, path, frame_bytes=2 * FRAME)
 
 
+@pytest.mark.parametrize("way", get_args(Way))
 async def test_other_bytes_than_announced_are_refused_and_nothing_is_kept(
-    tmp_path: Path, payload: Callable[[bytes], Path]
+    tmp_path: Path, way: Way, payload: Callable[[bytes], Path]
 ) -> None:
-    async with loopback(tmp_path) as net, net.channel() as channel:
+    async with loopback(tmp_path, way=way) as net, net.carrier() as carrier:
         other = payload(bytes(WHOLE))
         with pytest.raises(BadFrame, match="announced was"):
-            await upload(channel, net.server.grant(up=True), other, frame_bytes=FRAME)
+            await upload(carrier, net.server.grant(up=True), other, frame_bytes=FRAME)
         assert net.server.slot.received_bytes == 0
 
 
+@pytest.mark.parametrize("way", get_args(Way))
 async def test_a_file_of_another_size_than_granted_is_not_sent(
-    tmp_path: Path, payload: Callable[[bytes], Path]
+    tmp_path: Path, way: Way, payload: Callable[[bytes], Path]
 ) -> None:
-    async with loopback(tmp_path) as net, net.channel() as channel:
+    async with loopback(tmp_path, way=way) as net, net.carrier() as carrier:
         with pytest.raises(LocalError, match="the grant is for"):
-            await upload(channel, net.server.grant(up=True), payload(b"short"))
+            await upload(carrier, net.server.grant(up=True), payload(b"short"))
 
 
-async def test_a_grant_that_is_over_is_stale(tmp_path: Path, payload: Callable[[bytes], Path]) -> None:
-    async with loopback(tmp_path) as net, net.channel() as channel:
+@pytest.mark.parametrize("way", get_args(Way))
+async def test_a_grant_that_is_over_is_stale(tmp_path: Path, way: Way, payload: Callable[[bytes], Path]) -> None:
+    async with loopback(tmp_path, way=way) as net, net.carrier() as carrier:
         grant = net.server.grant(up=True)
         net.server.grants.withdraw(grant.grant)
         with pytest.raises(Stale):
-            await upload(channel, grant, payload(net.server.data))
+            await upload(carrier, grant, payload(net.server.data))
 
 
 async def test_a_slow_sender_loses_its_grant_by_the_clock(tmp_path: Path) -> None:
@@ -210,21 +216,22 @@ async def test_a_slow_sender_loses_its_grant_by_the_clock(tmp_path: Path) -> Non
         assert (await server.resumed_upload()).offset == 2 * FRAME  # both are kept for the next grant
 
 
+@pytest.mark.parametrize("way", get_args(Way))
 @given(cuts=st.lists(st.integers(0, WHOLE + 3000), max_size=4), num_bytes=st.integers(0, WHOLE))
 @settings(max_examples=12, deadline=None)
-def test_an_upload_cut_anywhere_gives_the_same_bytes(cuts: list[int], num_bytes: int) -> None:
+def test_an_upload_cut_anywhere_gives_the_same_bytes(way: Way, cuts: list[int], num_bytes: int) -> None:
     async def scenario(folder: Path) -> None:
-        async with loopback(folder, num_bytes) as net:
+        async with loopback(folder, num_bytes, way=way) as net:
             path = folder / "payload"
             path.write_bytes(net.server.data)
             for cut in cuts:
-                async with net.breaking_channel(after_bytes_up=max(1, cut)) as channel:
+                async with net.breaking_carrier(after_bytes_up=max(1, cut)) as carrier:
                     try:
-                        await upload(channel, await net.server.resumed_upload(), path, frame_bytes=FRAME)
+                        await upload(carrier, await net.server.resumed_upload(), path, frame_bytes=FRAME)
                     except Unavailable:
                         continue
-            async with net.channel() as channel:
-                status = await upload(channel, await net.server.resumed_upload(), path, frame_bytes=FRAME)
+            async with net.carrier() as carrier:
+                status = await upload(carrier, await net.server.resumed_upload(), path, frame_bytes=FRAME)
             assert status.complete
             assert bytes(net.server.slot.view) == net.server.data
 
