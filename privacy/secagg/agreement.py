@@ -57,7 +57,7 @@ class Opening(Strict):
     member_list_version: int = Field(ge=1)
     max_weight: int = Field(ge=1, le=MAX_WEIGHT)  # w_max: largest that the round's sites had declared
     base_version: int = Field(ge=0)  # that the round's difference is added to
-    bases: dict[SiteName, int] = {}  # base versions of sites that began with an older one
+    bases: dict[SiteName, int] = Field(default={})  # base versions of sites that began with an older one
     digests: dict[
         int, Digest
     ]  # of each base version in use: SHA-256 of the data of the model, as its manifest lays it out

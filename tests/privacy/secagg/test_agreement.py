@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -117,7 +118,7 @@ def test_whatever_differs_of_what_an_end_has_gives_another_plan() -> None:
         terms(threat="semi-honest").plan.hash,
         terms(bound=4.0).plan.hash,
         terms(fewest_survivors=4).plan.hash,
-        terms(metrics=("accuracy",)).plan.hash,
+        terms(metrics=["accuracy"]).plan.hash,
     }
     assert len(hashes) == 6
 
@@ -134,17 +135,16 @@ def test_terms_that_hold_for_no_cohort_of_this_size_are_refused() -> None:
         terms(corrupt=0.9)
     with pytest.raises(ConfigError, match="at least 6 sites"):
         terms(fewest_survivors=6)
+    plain = parse_job({"job": {"name": "a", "app": "a", "rounds": 3}})
     with pytest.raises(ConfigError, match=r"\[privacy\]"):
-        job = parse_job({"job": {"name": "a", "app": "a", "rounds": 3}})
-        mine = own()
-        agree(opening(), Own(job=job, app_hash="", schema_hash="", num_values=1, members=mine.members))
+        agree(opening(), replace(own(), job=plain))
 
 
 METRICS = {"loss": (12.5, 8.0), "accuracy": (-3.0, 4.0)}
 
 
 def test_exact_numbers_come_through_a_sum() -> None:
-    found = terms(metrics=("accuracy", "loss", "other"), clipped=0.05)
+    found = terms(metrics=["accuracy", "loss", "other"], clipped=0.05)
     rows = [counters(found, weight, METRICS, clipped=2, site="site-0") for weight in (1, 600, 7)]
     total = [sum(column) % 2**64 for column in zip(*rows, strict=True)]
     assert read_counters(found, total) == Counted(
