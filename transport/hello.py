@@ -41,7 +41,7 @@ class Abilities:
     features: frozenset[str] = frozenset()
 
 
-OURS = Abilities(features=frozenset({REGION, SECAGG}))  # of a server, and of a site that is a region
+OURS = Abilities(features=frozenset({REGION, SECAGG}))  # of a server, and of a region, which no masked run takes
 OF_A_SITE = Abilities()  # all of version 1 needs no feature
 
 
