@@ -38,14 +38,18 @@ CELLS: Final[tuple[_Cell, ...]] = (
     (
         "strategy.codec",
         lambda combined: _masked(combined) and combined.codec.name not in _CODECS,
-        "masked values travel as levels of a ring, and what this codec writes cannot be added there; take native or "
-        "float32, and bits = 16 for half the traffic",
+        (
+            "masked values travel as levels of a ring, and what this codec writes cannot be added there; take native or "
+            "float32, and bits = 16 for half the traffic"
+        ),
     ),
     (
         "strategy.download",
         lambda combined: _masked(combined) and combined.download is not None,
-        "sites compare the base version that they have with the one that the session is bound to, and a coded version "
-        "is another one; remove download",
+        (
+            "sites compare the base version that they have with the one that the session is bound to, and a coded version "
+            "is another one; remove download"
+        ),
     ),
     (
         "strategy.schedule",
@@ -65,8 +69,10 @@ CELLS: Final[tuple[_Cell, ...]] = (
     (
         "strategy.schedule",
         lambda combined: _masked(combined) and _trains_on(combined),
-        "masked sums of fragments, and of models that sites train on, are not in this version of Atoll; set "
-        "fragments = 1 and alpha = 1",
+        (
+            "masked sums of fragments, and of models that sites train on, are not in this version of Atoll; set "
+            "fragments = 1 and alpha = 1"
+        ),
     ),
     (
         "strategy.rule",
@@ -75,8 +81,10 @@ CELLS: Final[tuple[_Cell, ...]] = (
             and combined.rule is not None
             and any(lane.kind == "factor" for lane in lanes_of(combined.rule))
         ),
-        "the factor that this rule sends needs more digits than a masked value has; take the rule none, fedprox or "
-        "scaffold",
+        (
+            "the factor that this rule sends needs more digits than a masked value has; take the rule none, fedprox or "
+            "scaffold"
+        ),
     ),
     (
         "strategy.buffers",
@@ -88,13 +96,17 @@ CELLS: Final[tuple[_Cell, ...]] = (
         lambda combined: (
             combined.masked is not None and combined.schedule.fewest_updates < combined.masked.fewest_survivors
         ),
-        "a round may close with fewer sites than secure aggregation publishes a sum of; raise min and quorum in the "
-        "schedule to fewest_survivors, or lower that",
+        (
+            "a round may close with fewer sites than secure aggregation publishes a sum of; raise min and quorum in the "
+            "schedule to fewest_survivors, or lower that"
+        ),
     ),
     (
         "regions",
         lambda combined: _masked(combined) and combined.regions,
-        "a region's sum is known to the region; sessions below a region are not in this version of Atoll: name sites of "
-        "this federation alone in job.sites",
+        (
+            "a region's sum is known to the region; sessions below a region are not in this version of Atoll: name sites of "
+            "this federation alone in job.sites"
+        ),
     ),
 )

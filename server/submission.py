@@ -12,8 +12,8 @@ from atoll.aggregation.metrics import MetricRules
 from atoll.aggregation.reducers.append import Append
 from atoll.aggregation.stages import Strategies
 from atoll.aggregation.strategy import Strategy
-from atoll.server.models import RunModels
 from atoll.server.masked_sum import require_maskable
+from atoll.server.models import RunModels
 from atoll.server.records import RunRow
 from atoll.server.settings import ServerSettings
 from atoll.transport.staging import StagingSlot
