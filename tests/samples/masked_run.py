@@ -58,7 +58,7 @@ def job_of(num_sites: int = 5, *, rounds: int = 1, schedule: Mapping[str, Any] |
             "job": {"name": "masked", "app": "a", "rounds": rounds},
             "strategy": {"schedule": schedule or {"kind": "rounds", "min": num_sites}},
             "evaluation": {"sites": False},
-            "privacy": {"secure_aggregation": {"fewest_survivors": 3, "corrupt": 0.0, "deadline": 0.3, **terms}},
+            "privacy": {"secure_aggregation": {"fewest_survivors": 3, "corrupt": 0.0, "deadline": 1.0, **terms}},
         }
     )
 
@@ -192,7 +192,9 @@ class Server:
         self.dead = False
         self.store = Store.open(f"sqlite:///{folder}/state.sqlite")
         if self.store.member_list() is None:
-            self.store.save_member_list(3, SignedMemberList(member_list=members(sites).SerializeToString()).SerializeToString())
+            self.store.save_member_list(
+                3, SignedMemberList(member_list=members(sites).SerializeToString()).SerializeToString()
+            )
         row = RunRow(
             run=RUN,
             name=job.job.name,
@@ -236,7 +238,11 @@ class Server:
             self.driver.tell(Joined(site=site.name, max_weight=site.weight, labels={}))
             if site.name in self.driver.state.members:
                 self.driver.resend_tasks(site.name)
-        self.driver.nobody_left_to_ask()
+
+        async def all_are_there() -> None:
+            self.driver.nobody_left_to_ask()
+
+        self.driver.tell(None, all_are_there)
         try:
             async with asyncio.timeout(30):
                 await driving

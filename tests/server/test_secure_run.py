@@ -99,7 +99,7 @@ def test_with_too_few_survivors_nothing_is_published_and_the_run_says_who_is_mis
     assert state.outcome is Outcome.FAILED
     assert "none of 2 sessions" in state.reason
     assert "of 2 of 5 sites" in state.reason
-    assert "site-001 (silent for 0.3 s)" in state.reason
+    assert "site-001 (silent for 1 s)" in state.reason
     assert "wanted those of 3 sites" in state.reason
     assert not server.models.has(1)
     assert [end.version for end in sites["site-004"].ended] == [0, 0]
