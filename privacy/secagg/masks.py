@@ -16,7 +16,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 
-BLOCK_BYTES: Final = 1 << 18  # values, key stream and zeros stay in a core's second-level cache together
+BLOCK_BYTES: Final = 1 << 17  # values, key stream and zeros stay in a core's second-level cache (512 KiB) together
 _AES_BLOCK: Final = 16
 
 Lane = NDArray[np.unsignedinteger[Any]]
@@ -61,6 +61,22 @@ class KeyStream:
         return memoryview(_scratch.stream)[:num_bytes]
 
 
+class Masking:
+    """Adds masks to the values of a lane in place, one block after the other."""
+
+    def __init__(self, masks: Sequence[Mask], start: int, dtype: np.dtype[Any]) -> None:
+        """`start` is the place of the first value in the lane, whose values are uint16, uint32 or uint64."""
+        self._dtype = dtype
+        self._streams = [
+            (KeyStream(mask.key, start * dtype.itemsize), np.subtract if mask.negative else np.add) for mask in masks
+        ]
+
+    def add(self, block: Lane) -> None:
+        """The masks of the next values, at most `BLOCK_BYTES` of them."""
+        for stream, change in self._streams:
+            change(block, np.frombuffer(stream.next(block.nbytes), dtype=self._dtype), out=block)
+
+
 def add_masks(values: Lane, start: int, masks: Sequence[Mask]) -> None:
     """Adds masks to the values of a lane, in place.
 
@@ -68,11 +84,7 @@ def add_masks(values: Lane, start: int, masks: Sequence[Mask]) -> None:
         values: flat, uint16, uint32 or uint64, little endian.
         start: place of the first of them in the lane.
     """
-    width = values.dtype.itemsize
-    streams = [(KeyStream(mask.key, start * width), mask.negative) for mask in masks]
-    size = BLOCK_BYTES // width
+    masking = Masking(masks, start, values.dtype)
+    size = BLOCK_BYTES // values.dtype.itemsize
     for begin in range(0, values.size, size):
-        block = values[begin : begin + size]
-        for stream, negative in streams:
-            mask = np.frombuffer(stream.next(block.nbytes), dtype=values.dtype)
-            (np.subtract if negative else np.add)(block, mask, out=block)
+        masking.add(values[begin : begin + size])
