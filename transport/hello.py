@@ -18,6 +18,8 @@ from atoll.wire.names import check_site_name
 PROTOCOL_MIN, PROTOCOL_MAX = 1, 1
 # A site that is a region says this, a server that can add a region's partial sums does (docs/trees.md).
 REGION = "region/1"
+# A site that takes part in sessions of secure aggregation says this (docs/secure-aggregation.md).
+SECAGG = "secagg/1"
 SOFTWARE = f"atoll {__version__}"
 
 MAX_FEATURES = 256
@@ -39,7 +41,7 @@ class Abilities:
     features: frozenset[str] = frozenset()
 
 
-OURS = Abilities(features=frozenset({REGION}))  # of a server, and of a site that is a region
+OURS = Abilities(features=frozenset({REGION, SECAGG}))  # of a server, and of a site that is a region
 OF_A_SITE = Abilities()  # all of version 1 needs no feature
 
 
