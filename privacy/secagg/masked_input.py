@@ -126,7 +126,7 @@ class RealsLane:
 
     def _checked(self, place: int, values: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
         bound = self._encoding.bound
-        low, high = float(values.min()), float(values.max())
+        low, high = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))
         if -bound <= low and high <= bound:  # NaN comes through both, and compares false
             return values
         if self._encoding.clips and math.isfinite(low) and math.isfinite(high):

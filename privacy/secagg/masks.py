@@ -35,10 +35,12 @@ class Mask:
 
 
 class _Scratch(threading.local):
-    """What each thread reuses."""
+    """What each thread reuses: a block of key stream, and views of it."""
 
     def __init__(self) -> None:
-        self.stream = bytearray(BLOCK_BYTES + _AES_BLOCK)
+        stream = np.zeros(BLOCK_BYTES + _AES_BLOCK, dtype=np.uint8)
+        self.data = memoryview(stream)
+        self.views = {dtype: stream[:BLOCK_BYTES].view(dtype) for dtype in map(np.dtype, ("<u2", "<u4", "<i4", "<u8"))}
 
 
 _ZEROS: Final = memoryview(bytes(BLOCK_BYTES))
@@ -55,10 +57,10 @@ class KeyStream:
         if skipped:
             self._encryptor.update(bytes(skipped))
 
-    def next(self, num_bytes: int) -> memoryview:
-        """The next bytes, at most `BLOCK_BYTES`, which are this thread's until its next call of any stream."""
-        self._encryptor.update_into(_ZEROS[:num_bytes], _scratch.stream)
-        return memoryview(_scratch.stream)[:num_bytes]
+    def next(self, num_values: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """The next values, at most `BLOCK_BYTES` of them, which are this thread's until its next call of any stream."""
+        self._encryptor.update_into(_ZEROS[: num_values * dtype.itemsize], _scratch.data)
+        return _scratch.views[dtype][:num_values]
 
 
 class Masking:
@@ -74,7 +76,7 @@ class Masking:
     def add(self, block: Lane) -> None:
         """The masks of the next values, at most `BLOCK_BYTES` of them."""
         for stream, change in self._streams:
-            change(block, np.frombuffer(stream.next(block.nbytes), dtype=self._dtype), out=block)
+            change(block, stream.next(block.size, self._dtype), block)
 
 
 def add_masks(values: Lane, start: int, masks: Sequence[Mask]) -> None:
