@@ -6,6 +6,7 @@ import hashlib
 import math
 import zlib
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def naive_input(values: list[float], how: Encoding) -> bytes:
 
 def lane_of(values: np.ndarray, how: Encoding, cuts: list[int] | None = None) -> RealsLane:
     edges = sorted({0, *(cuts or []), values.size})
-    pieces = [Reals(low, values[low:high]) for low, high in zip(edges, edges[1:], strict=False)]
+    pieces = [Reals(low, values[low:high]) for low, high in pairwise(edges)]
     return RealsLane(pieces, how, MASKS, name_at=lambda index: f'tensor "t{index}"')
 
 
@@ -106,7 +107,7 @@ def test_ranks_that_write_their_own_slices_give_the_bytes_of_one(data: st.DataOb
     lane_of(values, how).write(0, whole)
     edges = sorted({0, values.size, *data.draw(st.lists(st.integers(1, 4999), max_size=8))})
     parts = np.zeros(values.size, dtype="<u4")
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         own = np.full(values.size, np.nan, dtype=np.float32)  # what a rank does not have it must not read
         own[low:high] = values[low:high]
         lane_of(own, how, cuts=edges).write(low, parts[low:high])
@@ -184,4 +185,5 @@ def test_pieces_with_a_gap_or_another_length_of_file() -> None:
 
 def test_keys_of_rounding_differ_by_round_and_are_not_shown() -> None:
     assert rounding_key(b"\x07" * 32, 3) != rounding_key(b"\x07" * 32, 4)
-    assert KEY.hex() not in repr(encoding()) and str(KEY) not in repr(encoding())
+    assert KEY.hex() not in repr(encoding())
+    assert str(KEY) not in repr(encoding())

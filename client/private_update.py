@@ -1,0 +1,73 @@
+"""An update that stays at this site: what its worker has written, and what else would have gone with it.
+
+Both lie in the folder of the task's result in the outbox, and go with it. Nobody is granted them, since no result names
+them. Invariant: the facts are there only once the update itself is durable.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Final, Self
+
+from atoll.client.sealed import Sealer, erase
+from atoll.transport.durable import sync_file
+from atoll.wire.errors import Unknown
+
+PRIVATE: Final = "private"  # name of the payload that is none
+_FACTS: Final = "private.sealed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What sessions need to know of an update. None of it leaves but in a sum."""
+
+    round: int  # of its training
+    base_version: int
+    base_digest: str  # SHA-256, hex, of the data of the version that it is the difference to
+    weight: int
+    metrics: Mapping[str, tuple[float, float]]  # sum and count
+    num_values: int
+
+    def encode(self) -> bytes:
+        return json.dumps({name: getattr(self, name) for name in (field.name for field in fields(self))}).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        table = json.loads(data)
+        metrics = {name: (float(total), float(count)) for name, (total, count) in table.pop("metrics").items()}
+        return cls(metrics=metrics, **table)
+
+
+class PrivateUpdate:
+    """The update of the task whose result has `folder`. Blocks."""
+
+    def __init__(self, folder: Path, sealer: Sealer) -> None:
+        self._folder, self._sealer = folder, sealer
+
+    @property
+    def path(self) -> Path:
+        """Where the worker writes it."""
+        return self._folder / f"{PRIVATE}.payload"
+
+    @property
+    def is_held(self) -> bool:
+        return (self._folder / _FACTS).exists()
+
+    def keep(self, facts: Facts) -> None:
+        """Makes the update durable that lies at `path`, and what goes with it. Raises DiskFull, LocalError."""
+        sync_file(self.path)
+        self._sealer.write(self._folder / _FACTS, facts.encode())
+
+    def facts(self) -> Facts:
+        """Raises Unknown where there is no update, LocalError where it is damaged."""
+        data = self._sealer.read(self._folder / _FACTS)
+        if data is None or not self.path.exists():
+            raise Unknown("this site holds no update of the task any more", field="key")
+        return Facts.decode(data)
+
+    def erase(self) -> None:
+        erase(self._folder / _FACTS)
+        erase(self.path)
