@@ -6,6 +6,7 @@ them. Invariant: the facts are there only once the update itself is durable.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -13,8 +14,11 @@ from pathlib import Path
 from typing import Final, Self
 
 from atoll.client.sealed import Sealer, erase
+from atoll.cluster.messages import Trained
 from atoll.transport.durable import sync_file
+from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import Unknown
+from atoll.wire.model_file import open_model
 
 PRIVATE: Final = "private"  # name of the payload that is none
 _FACTS: Final = "private.sealed"
@@ -30,6 +34,7 @@ class Facts:
     weight: int
     metrics: Mapping[str, tuple[float, float]]  # sum and count
     num_values: int
+    sums_stale: bool = False  # the run sums updates to several base versions
 
     def encode(self) -> bytes:
         return json.dumps({name: getattr(self, name) for name in (field.name for field in fields(self))}).encode()
@@ -39,6 +44,37 @@ class Facts:
         table = json.loads(data)
         metrics = {name: (float(total), float(count)) for name, (total, count) in table.pop("metrics").items()}
         return cls(metrics=metrics, **table)
+
+
+def stays_here(folder: Path) -> bool:
+    """Whether the update of the task whose result has `folder` stays at this site."""
+    return (folder / _FACTS).exists()
+
+
+def keep_private(
+    folder: Path, sealer: Sealer, task: pb.Task, base: Path, trained: Trained, *, sums_stale: bool
+) -> pb.Result:
+    """Makes an update durable that a worker has written, and gives the result that says no more than that it is there.
+
+    Args:
+        base: model file of the version that it is the difference to.
+
+    Raises:
+        DiskFull, LocalError: it cannot be kept.
+    """
+    with open_model(base) as model:
+        digest = hashlib.sha256(model.map).hexdigest()
+    facts = Facts(
+        round=task.round,
+        base_version=task.base_version,
+        base_digest=digest,
+        weight=trained.weight,
+        metrics=trained.metrics,
+        num_values=trained.num_values,
+        sums_stale=sums_stale,
+    )
+    PrivateUpdate(folder, sealer).keep(facts)
+    return pb.Result(key=task.key, round=task.round)
 
 
 class PrivateUpdate:
@@ -51,10 +87,6 @@ class PrivateUpdate:
     def path(self) -> Path:
         """Where the worker writes it."""
         return self._folder / f"{PRIVATE}.payload"
-
-    @property
-    def is_held(self) -> bool:
-        return (self._folder / _FACTS).exists()
 
     def keep(self, facts: Facts) -> None:
         """Makes the update durable that lies at `path`, and what goes with it. Raises DiskFull, LocalError."""

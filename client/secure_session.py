@@ -25,7 +25,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.client.private_update import Facts, PrivateUpdate
-from atoll.client.refusal import as_refusal
+from atoll.client.refusal import as_refusal, without_values
 from atoll.client.revealed import RevealedBook
 from atoll.client.sealed import Sealer, erase
 from atoll.client.session_state import SessionState, digest_of
@@ -58,7 +58,6 @@ class Agreed:
     job: Job
     app_hash: str
     schema_hash: str
-    sums_stale: bool  # updates to several base versions are summed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +95,7 @@ class SecureSession:
         """
         try:
             if step.WhichOneof("step") == "end":
-                return self._end(step)
+                return self.end(step)
             return self._answer(step, agreed)
         except AtollError as error:
             return self.leave(step, error)
@@ -117,9 +116,17 @@ class SecureSession:
         except AtollError as error:
             return self.leave(step, error)
 
+    @property
+    def declared(self) -> tuple[str, pb.SecureAnswer] | None:
+        """The masked input that this site has declared: name of its payload, and the answer."""
+        state = self._state
+        if state is None or state.left or "shares" not in state.answered:
+            return None
+        return payload_name(state.session), pb.SecureAnswer.FromString(state.answered["shares"][1])
+
     def leave(self, step: pb.SecureStep, error: AtollError) -> pb.SecureAnswer:
         """The answer that this site takes no part (any more), and why; durable where the session is the one of now."""
-        refusal = as_refusal(error, site=self._party.name, run=self._key.run)
+        refusal = without_values(as_refusal(error, site=self._party.name, run=self._key.run))
         answer = self._addressed(step, pb.SecureAnswer(refused=to_detail(refusal)))
         self._audit(step, f"refused: {error}")
         state = self._state
@@ -166,7 +173,7 @@ class SecureSession:
     def _begin(self, step: pb.SecureStep, agreed: Agreed) -> pb.SecureAnswer:
         party, update = self._party, self._update.facts()
         opening = Opening.decode(step.plan.opening)
-        self._check_opening(step, opening, update, agreed)
+        self._check_opening(step, opening, update)
         members = self._members(opening)
         terms = agree(opening, self._own(agreed, members))
         self._check_own_key(terms)
@@ -210,7 +217,7 @@ class SecureSession:
             )
         return self._say(step, begun, pb.SecureAnswer(advertised=begun.advertised))
 
-    def _check_opening(self, step: pb.SecureStep, opening: Opening, update: Facts, agreed: Agreed) -> None:
+    def _check_opening(self, step: pb.SecureStep, opening: Opening, update: Facts) -> None:
         name = self._party.name
         if opening.run != self._key.run or opening.session != step.session or name not in opening.sites:
             raise Malformed(f"the session is not of run {self._key.run} and attempt {step.session} with {name} in it")
@@ -223,7 +230,7 @@ class SecureSession:
                 value=opening.digests[base],
                 bound=update.base_digest,
             )
-        if opening.bases and not agreed.sums_stale:
+        if opening.bases and not update.sums_stale:
             raise NotAllowed(
                 "sites of the session began with different models, and the job's schedule has none such",
                 field="bases",
@@ -301,7 +308,8 @@ class SecureSession:
         told = Survivors.decode(data, terms.num_sites)
         return frozenset(terms.opening.sites[index] for index in told.surviving)
 
-    def _end(self, step: pb.SecureStep) -> None:
+    def end(self, step: pb.SecureStep) -> None:
+        """Erases the session, and where its sum is in a version the update too. Raises LocalError."""
         state = self._state
         if state is not None and state.session == step.session:
             self._forget()

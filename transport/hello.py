@@ -42,7 +42,15 @@ class Abilities:
 
 
 OURS = Abilities(features=frozenset({REGION, SECAGG}))  # of a server, and of a site that is a region
-OF_A_SITE = Abilities()  # all of version 1 needs no feature
+OF_A_SITE = Abilities(features=frozenset({SECAGG}))
+IN_PLAIN_TEXT = Abilities()  # of a site without a signing key; all else of version 1 needs no feature
+
+
+def abilities_of_site(*, is_region: bool, is_signing: bool) -> Abilities:
+    """What a site says that it can do. A region masks nothing; without a signing key nobody would believe a site."""
+    if is_region:
+        return Abilities(features=frozenset({REGION}))
+    return OF_A_SITE if is_signing else IN_PLAIN_TEXT
 
 
 def make_hello(

@@ -55,9 +55,7 @@ MAX_WEIGHT = 64
 
 def make_job(**secure: object) -> Job:
     terms: dict[str, object] = {"fewest_survivors": 3, "corrupt": 0.0, "metrics": ["loss"], **secure}
-    return parse_job(
-        {"job": {"name": "probe", "app": "probe", "rounds": 9}, "privacy": {"secure_aggregation": terms}}
-    )
+    return parse_job({"job": {"name": "probe", "app": "probe", "rounds": 9}, "privacy": {"secure_aggregation": terms}})
 
 
 def signing_key(name: str) -> Ed25519PrivateKey:
@@ -136,6 +134,7 @@ class Site:
                 weight=self.weight,
                 metrics={"loss": (1.5 * self.weight, float(self.weight)), "accuracy": (1.0, 2.0)},
                 num_values=self.layout.num_values,
+                sums_stale=self.sums_stale,
             )
         )
 
@@ -159,9 +158,7 @@ class Site:
 
     @property
     def agreed(self) -> Agreed:
-        return Agreed(
-            job=self.job, app_hash="0" * 64, schema_hash=MANIFEST.schema_hash, sums_stale=self.sums_stale
-        )
+        return Agreed(job=self.job, app_hash="0" * 64, schema_hash=MANIFEST.schema_hash)
 
     def hear(self, step: pb.SecureStep) -> pb.SecureAnswer | None:
         """The site's answer, with its worker's part done."""
@@ -296,7 +293,7 @@ def federation(root: Path, num_sites: int = 5, *, job: Job | None = None) -> dic
     job = job or make_job()
     names = [f"s{number}" for number in range(num_sites)]
     members = member_list(names)
-    return {name: Site(name, root, job, members, weight=10 + n) for n, name in enumerate(names)}
+    return {name: Site(name, root, job, members, weight=10 + n % 50) for n, name in enumerate(names)}
 
 
 def serve(sites: dict[str, Site], **changes: object) -> Server:
