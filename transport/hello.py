@@ -41,8 +41,16 @@ class Abilities:
     features: frozenset[str] = frozenset()
 
 
-OURS = Abilities(features=frozenset({REGION, SECAGG}))  # of a server, and of a region, which no masked run takes
-OF_A_SITE = Abilities()  # all of version 1 needs no feature
+OURS = Abilities(features=frozenset({REGION, SECAGG}))  # of a server
+OF_A_SITE = Abilities(features=frozenset({SECAGG}))
+IN_PLAIN_TEXT = Abilities()  # of a site without a signing key; all else of version 1 needs no feature
+
+
+def abilities_of_site(*, is_region: bool, is_signing: bool) -> Abilities:
+    """What a site says that it can do. A region masks nothing; without a signing key nobody would believe a site."""
+    if is_region:
+        return Abilities(features=frozenset({REGION}))
+    return OF_A_SITE if is_signing else IN_PLAIN_TEXT
 
 
 def make_hello(
