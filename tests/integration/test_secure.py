@@ -23,7 +23,9 @@ AT_SERVER = ["KEYS", "SHARES", "INPUTS", "CONFIRMING", "UNMASKING"]
 AT_SITE = ["plan", "keys", "shares", "survivors", "confirmations"]
 
 
-def job(*, masked: bool = True, rounds: int = 1, sites: Sequence[str] = SITES, strategy: str = 'kind = "fedavg"') -> str:
+def job(
+    *, masked: bool = True, rounds: int = 1, sites: Sequence[str] = SITES, strategy: str = 'kind = "fedavg"'
+) -> str:
     terms = f"fewest_survivors = 3, corrupt = 0.0, bound = {BOUND}, deadline = '{DEADLINE_S}s', attempts = 5"
     more = f"[privacy]\nsecure_aggregation = {{ {terms} }}\n" if masked else ""
     return trial_job(

@@ -1,8 +1,8 @@
 """A server or a site's agent that kills itself (SIGKILL) in a phase of a session of secure aggregation.
 
-    python killed_session.py server FOLDER PHASE [NTH]      when it is about to tell the sites of a phase (secure_session.At)
-    python killed_session.py site   FOLDER STEP             when it has heard a step, and has said nothing to it
-    python killed_session.py silent FOLDER STEP             as site, once its answer is durable, and before it is sent
+python killed_session.py server FOLDER PHASE [NTH]      when it is about to tell the sites of a phase (secure_session.At)
+python killed_session.py site   FOLDER STEP             when it has heard a step, and has said nothing to it
+python killed_session.py silent FOLDER STEP             as site, once its answer is durable, and before it is sent
 """
 
 from __future__ import annotations
