@@ -288,11 +288,9 @@ class SecureRounds:
         await self._unmask(number)
 
     async def _unmask(self, number: int) -> None:
-        tried = 0
         while True:
-            said = self._now.said
-            if self._now.may_unmask and len(said.unmasked) > tried:
-                tried = len(said.unmasked)
+            heard = len(self._now.said.unmasked)
+            if self._now.may_unmask:
                 try:
                     found = await asyncio.to_thread(self._now.unmasking)
                     break
@@ -301,8 +299,7 @@ class SecureRounds:
                         raise
             elif not self._now.awaited:
                 self._session = self._now.close()  # says how many are missing
-            before = tried
-            await self._wait(lambda before=before: len(self._now.said.unmasked) > before or not self._now.awaited)  # type: ignore[misc]
+            await self._wait(self._heard_more_than(heard))
         session, total = self._now, self._sum
         assert total is not None  # prepared with the session
         counted = await asyncio.to_thread(total.unmask, found.masks)
@@ -320,6 +317,9 @@ class SecureRounds:
                 liars={roster[site]: what for site, what in found.liars.items()},
             )
         )
+
+    def _heard_more_than(self, num_sites: int) -> Callable[[], bool]:
+        return lambda: len(self._now.said.unmasked) > num_sites or not self._now.awaited
 
     async def _wait(self, done: Callable[[], bool]) -> None:
         """Returns when it is done; who has not said a word, while no byte came either, for a deadline has dropped out."""
