@@ -305,7 +305,8 @@ class SecureRounds:
         counted = await asyncio.to_thread(total.unmask, found.masks)
         roster = session.terms.opening.sites
         sites = tuple(roster[site] for site in sorted(session.surviving))
-        round_ = self._driver.state.rounds[number]
+        if (round_ := self._driver.state.rounds.get(number)) is None:
+            return  # the run was stopped meanwhile
         self._work.put(round_, total, sites)
         await self._told(
             Unmasked(
