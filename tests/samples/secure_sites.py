@@ -242,7 +242,7 @@ class Server:
             self.state = aggregator.take_nonce(self.plan, self.state, own, answer.ring_nonce)
         elif kind == "shared":
             if self.state.nonces:
-                self.ring = self.sites[name].session._state.site.ring  # type: ignore[union-attr]  # noqa: SLF001
+                self.ring = self.sites[name].session._state.site.ring  # type: ignore[union-attr]
             items = tuple(answer.shared.items)
             self.state = aggregator.take_shared(self.plan, self.state, own, items, self.ring)
         elif kind == "input":
