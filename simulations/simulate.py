@@ -120,6 +120,9 @@ def _require_simulated(job: Job, strategy: Strategy) -> None:
     ):
         if wrong:
             raise ConfigError(f"{key}: a simulation trains tensors alone; run the job in a federation", key=key)
+    if job.secure_aggregation is not None:
+        key = "privacy.secure_aggregation"
+        raise ConfigError(f"{key}: updates of a simulation go nowhere, so nothing is masked; remove [privacy]", key=key)
     if isinstance(strategy.schedule, Gossip):
         key = "strategy.schedule"
         text = f"{key} = 'gossip': sites of a simulation share one model, and here each has its own, which its neighbours mix"

@@ -41,7 +41,7 @@ class Abilities:
     features: frozenset[str] = frozenset()
 
 
-OURS = Abilities(features=frozenset({REGION, SECAGG}))  # of a server, and of a site that is a region
+OURS = Abilities(features=frozenset({REGION, SECAGG}))  # of a server
 OF_A_SITE = Abilities(features=frozenset({SECAGG}))
 IN_PLAIN_TEXT = Abilities()  # of a site without a signing key; all else of version 1 needs no feature
 

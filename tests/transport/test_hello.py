@@ -9,6 +9,7 @@ from atoll.transport.hello import (
     OF_A_SITE,
     OURS,
     REGION,
+    SECAGG,
     Abilities,
     check_welcome,
     choose,
@@ -150,7 +151,7 @@ def test_features_that_the_site_never_offered_are_ignored() -> None:
 
 def test_a_region_and_a_server_of_this_version_agree_on_partial_sums() -> None:
     chosen = choose(make_hello(CAPACITY, ours=OURS))
-    assert chosen == (1, (REGION,))
+    assert chosen == (1, (REGION, SECAGG))
     require_regions_taken(welcome(chosen))
 
 
