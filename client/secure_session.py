@@ -95,7 +95,8 @@ class SecureSession:
         """
         try:
             if step.WhichOneof("step") == "end":
-                return self.end(step)
+                self.end(step)
+                return None
             return self._answer(step, agreed)
         except AtollError as error:
             return self.leave(step, error)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,10 +25,10 @@ from atoll.client.revealed import RevealedBook
 from atoll.client.sealed import Sealer
 from atoll.client.secure_session import Agreed, Party, SecureSession
 from atoll.cluster.masking import mask_update
-from atoll.cluster.messages import Mask
+from atoll.cluster.messages import Mask, Masked
 from atoll.privacy.secagg import aggregator
 from atoll.privacy.secagg.aggregator import AggregatorState
-from atoll.privacy.secagg.agreement import Opening, Own, Terms, agree, read_counters
+from atoll.privacy.secagg.agreement import Counted, Opening, Own, Terms, agree, read_counters
 from atoll.privacy.secagg.fixed_point import total
 from atoll.privacy.secagg.masks import add_masks
 from atoll.privacy.secagg.messages import bitmap
@@ -167,7 +168,7 @@ class Site:
             return self.session.masked(step, self.mask(found))
         return found
 
-    def mask(self, order: Mask):  # type: ignore[no-untyped-def]
+    def mask(self, order: Mask) -> Masked:
         return mask_update(self.layout, order, self.secret, discount=1.0, on_slice=lambda: None)
 
 
@@ -194,7 +195,7 @@ class Server:
         self.terms: Terms = agree(self.opening, own)
         self.plan = self.terms.plan
 
-    def step(self, name: str, **body: object) -> pb.SecureStep:
+    def step(self, name: str, **body: Any) -> pb.SecureStep:
         return pb.SecureStep(key=self.sites[name].key.to_message(), session=self.opening.session, **body)
 
     def plan_step(self, name: str) -> pb.SecureStep:
@@ -269,7 +270,7 @@ class Server:
             add_masks(lane, 0, masks)
         return sums[0].tolist(), total(sums[1])
 
-    def counted(self):  # type: ignore[no-untyped-def]
+    def counted(self) -> Counted:
         return read_counters(self.terms, self.sums()[0])
 
 
@@ -319,8 +320,5 @@ def sent(site: Site, server: Server) -> list[int]:
     )
     site.mask(order)
     data = Path(order.out_path).read_bytes()
-    return total(np.frombuffer(data, f"<u{server.terms.bits // 8}", offset=32)).tolist()
-
-
-def clone(site: Site, **changes: object) -> Site:
-    return replace(site, **changes)  # type: ignore[arg-type]
+    levels: list[int] = total(np.frombuffer(data, f"<u{server.terms.bits // 8}", offset=32)).tolist()
+    return levels
