@@ -85,7 +85,7 @@ def test_what_is_refused_says_why(strategy: dict[str, Any], reason: str) -> None
     with pytest.raises(ConfigError, match=reason) as caught:
         resolve(job(strategy=strategy))
     assert "privacy.secure_aggregation" in str(caught.value)
-    table = job(strategy=strategy).model_dump(exclude_none=True, exclude={"privacy"})
+    table = job(strategy=strategy).model_dump(mode="json", exclude_none=True, exclude={"privacy"})
     resolve(parse_job(table))  # without masks it runs
 
 
