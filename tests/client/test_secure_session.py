@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from google.protobuf.message import DecodeError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from samples.secure_sites import (
     BASE,
     RUN,
@@ -596,3 +601,52 @@ def test_a_line_of_audit_for_each_phase(tmp_path: Path, caplog: pytest.LogCaptur
         assert any(wanted in line for line in lines), wanted
     assert RUN in lines[0]
     assert signing_key("s0").private_bytes_raw().hex() not in caplog.text
+
+
+# --- bytes of any kind ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
+    """A site's folder as it is before each phase, by phase, and the honest step of it."""
+    root = tmp_path_factory.mktemp("begun")
+    steps = {}
+    sites = federation(root / "now")
+    server = serve(sites)
+    for phase in PHASES:
+        if phase == "survivors":
+            server.state = aggregator.fix_survivors(server.plan, server.state)
+        steps[phase] = getattr(server, f"{phase}_step")("s0").SerializeToString()
+        shutil.copytree(root / "now" / "s0", root / phase / "s0")
+        server.go(phase)
+    return root, steps
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_step_with_any_byte_changed_is_refused_and_never_an_error_of_ours(
+    begun: tuple[Path, dict[str, bytes]], data: st.DataObject
+) -> None:
+    root, steps = begun
+    phase = data.draw(st.sampled_from(PHASES))
+    honest = pb.SecureStep.FromString(steps[phase])
+    raw = bytearray(steps[phase])
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        step = pb.SecureStep.FromString(bytes(raw[: data.draw(st.integers(len(raw) // 2, len(raw)))]))
+    except DecodeError:
+        return
+    job = make_job()
+    with TemporaryDirectory() as folder:
+        shutil.copytree(root / phase / "s0", Path(folder) / "s0")
+        one = Site("s0", Path(folder), job, member_list(f"s{number}" for number in range(5)))
+        answer = one.hear(step)
+    if answer is None:
+        assert step.WhichOneof("step") == "end"
+    elif answer.WhichOneof("answer") != "refused":
+        kept = {step.WhichOneof("step"), honest.WhichOneof("step")}
+        assert kept == {phase}
+        # What was changed is not looked at: names of the task, which the agent has gone by, or confirmations beyond
+        # the threshold.
+        assert getattr(step, phase) == getattr(honest, phase) or phase == "confirmations"

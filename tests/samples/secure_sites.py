@@ -56,7 +56,14 @@ MAX_WEIGHT = 64
 
 def make_job(**secure: object) -> Job:
     terms: dict[str, object] = {"fewest_survivors": 3, "corrupt": 0.0, "metrics": ["loss"], **secure}
-    return parse_job({"job": {"name": "probe", "app": "probe", "rounds": 9}, "privacy": {"secure_aggregation": terms}})
+    return parse_job(
+        {
+            "job": {"name": "probe", "app": "probe", "rounds": 9},
+            "strategy": {"schedule": {"kind": "rounds", "min": 5, "quorum": 5}},
+            "evaluation": {"sites": False},
+            "privacy": {"secure_aggregation": terms},
+        }
+    )
 
 
 def signing_key(name: str) -> Ed25519PrivateKey:
