@@ -42,6 +42,18 @@ class Revealed:
             )
         return replace(self, newest=(round_, session))
 
+    def require_newest(self, round_: int, session: int) -> None:
+        """Returns where no later session has begun. Raises NotAllowed."""
+        if (round_, session) != self.newest:
+            raise NotAllowed(
+                f"this site has begun session {self.newest[1]} of round {self.newest[0]} since, and reveals nothing in "
+                "earlier ones",
+                round=round_,
+                field="session",
+                value=f"{round_}.{session}",
+                bound=f"{self.newest[0]}.{self.newest[1]}",
+            )
+
     def require_same(self, base: str, sites: frozenset[str], what: str) -> None:
         """Returns where a sum over these sites adds nothing to those that are out already.
 

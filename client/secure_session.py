@@ -95,7 +95,8 @@ class SecureSession:
         """
         try:
             if step.WhichOneof("step") == "end":
-                return self.end(step)
+                self.end(step)
+                return None
             return self._answer(step, agreed)
         except AtollError as error:
             return self.leave(step, error)
@@ -293,7 +294,9 @@ class SecureSession:
         surviving = self._surviving(terms, after.survivors)
         self._require_same(terms, surviving)
         book, digest = self._party.book, self._update.facts().base_digest
-        book.keep(self._key.run, book.of(self._key.run).let_out(digest, surviving))
+        revealed = book.of(self._key.run)
+        revealed.require_newest(terms.plan.round, terms.plan.attempt)
+        book.keep(self._key.run, revealed.let_out(digest, surviving))
         self._audit(step, f"shares revealed for the sum over {len(surviving)} sites")
         return self._say(step, after, pb.SecureAnswer(unmasked=after.unmasked))
 

@@ -50,7 +50,6 @@ class Plan:
     asks: Asks = "train"  # what a round's tasks ask of their sites; else than training, they bring no payload
     masked: bool = False  # updates stay at their sites until a session of secure aggregation has them masked
 
-
     @property
     def brings_payloads(self) -> bool:
         """Whether the result of a round's task has one."""

@@ -61,7 +61,7 @@ def make_hello(
     joined_runs: Iterable[str] = (),
     member_list_version: int = 0,
     card: PeerCard | None = None,
-    ours: Abilities = OF_A_SITE,
+    ours: Abilities = IN_PLAIN_TEXT,
 ) -> Hello:
     """What a site says first: what it speaks, has room for, and has under way."""
     return Hello(

@@ -52,7 +52,7 @@ class Reals:
 
     def part(self, start: int, stop: int) -> NDArray[np.floating[Any]]:
         """Values number `start` to `stop` of the lane."""
-        found = self.values[start - self.index : stop - self.index]
+        found: NDArray[Any] = self.values[start - self.index : stop - self.index]
         if found.dtype == np.uint16:  # bfloat16 is the upper half of a float32
             widened: NDArray[np.float32] = (found.astype("<u4") << np.uint32(16)).view("<f4")
             return widened
@@ -130,7 +130,8 @@ class RealsLane:
         if -bound <= low and high <= bound:  # NaN comes through both, and compares false
             return values
         if self._encoding.clips and math.isfinite(low) and math.isfinite(high):
-            return np.clip(values, -bound, bound)
+            clipped: NDArray[np.floating[Any]] = np.clip(values, -bound, bound)
+            return clipped
         within = np.isfinite(values) if self._encoding.clips else np.abs(values) <= bound
         first = int(np.flatnonzero(~within)[0])
         name, value = self._name_at(place + first), float(values[first])

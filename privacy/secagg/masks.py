@@ -39,7 +39,7 @@ class _Scratch(threading.local):
 
     def __init__(self) -> None:
         stream = np.zeros(BLOCK_BYTES + _AES_BLOCK, dtype=np.uint8)
-        self.data = memoryview(stream)
+        self.data = stream.data
         self.views = {dtype: stream[:BLOCK_BYTES].view(dtype) for dtype in map(np.dtype, ("<u2", "<u4", "<i4", "<u8"))}
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,10 +25,10 @@ from atoll.client.revealed import RevealedBook
 from atoll.client.sealed import Sealer
 from atoll.client.secure_session import Agreed, Party, SecureSession
 from atoll.cluster.masking import mask_update
-from atoll.cluster.messages import Mask
+from atoll.cluster.messages import Mask, Masked
 from atoll.privacy.secagg import aggregator
 from atoll.privacy.secagg.aggregator import AggregatorState
-from atoll.privacy.secagg.agreement import Opening, Own, Terms, agree, read_counters
+from atoll.privacy.secagg.agreement import Counted, Opening, Own, Terms, agree, read_counters
 from atoll.privacy.secagg.fixed_point import total
 from atoll.privacy.secagg.masks import add_masks
 from atoll.privacy.secagg.messages import bitmap
@@ -55,7 +56,14 @@ MAX_WEIGHT = 64
 
 def make_job(**secure: object) -> Job:
     terms: dict[str, object] = {"fewest_survivors": 3, "corrupt": 0.0, "metrics": ["loss"], **secure}
-    return parse_job({"job": {"name": "probe", "app": "probe", "rounds": 9}, "privacy": {"secure_aggregation": terms}})
+    return parse_job(
+        {
+            "job": {"name": "probe", "app": "probe", "rounds": 9},
+            "strategy": {"schedule": {"kind": "rounds", "min": 5, "quorum": 5}},
+            "evaluation": {"sites": False},
+            "privacy": {"secure_aggregation": terms},
+        }
+    )
 
 
 def signing_key(name: str) -> Ed25519PrivateKey:
@@ -167,7 +175,7 @@ class Site:
             return self.session.masked(step, self.mask(found))
         return found
 
-    def mask(self, order: Mask):  # type: ignore[no-untyped-def]
+    def mask(self, order: Mask) -> Masked:
         return mask_update(self.layout, order, self.secret, discount=1.0, on_slice=lambda: None)
 
 
@@ -194,7 +202,7 @@ class Server:
         self.terms: Terms = agree(self.opening, own)
         self.plan = self.terms.plan
 
-    def step(self, name: str, **body: object) -> pb.SecureStep:
+    def step(self, name: str, **body: Any) -> pb.SecureStep:
         return pb.SecureStep(key=self.sites[name].key.to_message(), session=self.opening.session, **body)
 
     def plan_step(self, name: str) -> pb.SecureStep:
@@ -242,7 +250,7 @@ class Server:
             self.state = aggregator.take_nonce(self.plan, self.state, own, answer.ring_nonce)
         elif kind == "shared":
             if self.state.nonces:
-                self.ring = self.sites[name].session._state.site.ring  # type: ignore[union-attr]  # noqa: SLF001
+                self.ring = self.sites[name].session._state.site.ring  # type: ignore[union-attr]
             items = tuple(answer.shared.items)
             self.state = aggregator.take_shared(self.plan, self.state, own, items, self.ring)
         elif kind == "input":
@@ -269,7 +277,7 @@ class Server:
             add_masks(lane, 0, masks)
         return sums[0].tolist(), total(sums[1])
 
-    def counted(self):  # type: ignore[no-untyped-def]
+    def counted(self) -> Counted:
         return read_counters(self.terms, self.sums()[0])
 
 
@@ -319,8 +327,5 @@ def sent(site: Site, server: Server) -> list[int]:
     )
     site.mask(order)
     data = Path(order.out_path).read_bytes()
-    return total(np.frombuffer(data, f"<u{server.terms.bits // 8}", offset=32)).tolist()
-
-
-def clone(site: Site, **changes: object) -> Site:
-    return replace(site, **changes)  # type: ignore[arg-type]
+    levels: list[int] = total(np.frombuffer(data, f"<u{server.terms.bits // 8}", offset=32)).tolist()
+    return levels

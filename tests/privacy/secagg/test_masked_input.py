@@ -7,12 +7,14 @@ import math
 import zlib
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from atoll.privacy.secagg import masked_input
 from atoll.privacy.secagg.fixed_point import Bits, largest_level
@@ -62,9 +64,9 @@ def lane_of(values: np.ndarray, how: Encoding, cuts: list[int] | None = None) ->
     return RealsLane(pieces, how, MASKS, name_at=lambda index: f'tensor "t{index}"')
 
 
-def written(values: np.ndarray, how: Encoding, **options: int) -> bytes:
+def written(values: np.ndarray, how: Encoding, num_threads: int | None = None) -> bytes:
     out = bytearray(8 * len(EXACT) + how.bits // 8 * values.size)
-    told = write_input(memoryview(out), EXACT, EXACT_MASKS, lane_of(values, how), **options)
+    told = write_input(memoryview(out), EXACT, EXACT_MASKS, lane_of(values, how), num_threads=num_threads)
     assert (told.num_bytes, told.crc32, told.sha256) == (len(out), zlib.crc32(out), hashlib.sha256(out).digest())
     return bytes(out)
 
@@ -142,7 +144,7 @@ def test_what_lies_in_the_file_from_before_does_not_matter() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 8.001, -8.001, 3e38])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_value_that_is_not_finite_or_beyond_the_bound_is_an_error(value: float, dtype: type) -> None:
-    values = np.zeros(100_000, dtype=dtype)
+    values: NDArray[Any] = np.zeros(100_000, dtype=dtype)
     values[70_001] = value
     with pytest.raises(BadUpdate, match=r'tensor "t70001" moved by .*, secure aggregation takes at most 8') as caught:
         written(values, encoding())
