@@ -25,7 +25,7 @@ from atoll.server.surroundings import Surroundings
 from atoll.server.transfers import Whole
 from atoll.wire import control_pb2 as pb
 from atoll.wire import secure_pb2
-from atoll.wire.errors import ConfigError, RemoteError, TooFewSites, from_detail
+from atoll.wire.errors import ConfigError, RemoteError, TooFewSites, Unavailable, from_detail
 from atoll.wire.members_pb2 import ACTIVE, MemberList, SignedMemberList
 
 if TYPE_CHECKING:
@@ -184,6 +184,9 @@ class SecureRounds:
             reason = error.message[:REASON_CHARACTERS]
             log.warning("run %s: %s", self._driver.run, reason)
             await self._told(SessionFailed(round=number, session=session, reason=reason))
+            over = Unavailable(f"session {session} of round {number} is over", run=self._driver.run, round=number)
+            for site in self._keys:  # what they were still sending is not wanted
+                self._around.withdraw_transfers(self._driver.run, site, over)
             self._end(secure_pb2.SecureEnd(reason=reason))
 
     async def _begun(self, round_: Round, known: Secured) -> SecureSession | None:
