@@ -15,7 +15,6 @@ import hashlib
 import hmac
 import math
 import os
-import zlib
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +28,7 @@ from numpy.typing import NDArray
 
 from atoll.privacy.secagg.fixed_point import Bits, Quantiser
 from atoll.privacy.secagg.masks import Lane, Mask, Masking, add_masks
+from atoll.wire.checksum import crc32_of
 from atoll.wire.errors import BadUpdate
 
 SLICE_VALUES: Final = 1 << 20
@@ -193,7 +193,7 @@ def write_input(
         reals.write(start, part)
         return part.data.cast("B")
 
-    digest, crc32 = hashlib.sha256(out[:head]), zlib.crc32(out[:head])
+    digest, crc32 = hashlib.sha256(out[:head]), crc32_of(out[:head])
     num_threads = num_threads or os.cpu_count() or 1
     with ThreadPoolExecutor(num_threads, thread_name_prefix="masking") as pool:
         # Slices are hashed in their order, while later ones are made; a few ahead, so that they come from the cache.
@@ -204,7 +204,7 @@ def write_input(
                 data = ahead.popleft().result()
                 ahead.extend(pool.submit(write, start) for start in islice(starts, 1))
                 digest.update(data)
-                crc32 = zlib.crc32(data, crc32)
+                crc32 = crc32_of(data, crc32)
         finally:
             for future in ahead:
                 future.cancel()
