@@ -33,8 +33,8 @@ from atoll.wire.errors import BadUpdate
 
 SLICE_VALUES: Final = 1 << 20
 """What a thread takes at a time: some milliseconds of work beside the microseconds that setting up the ciphers takes."""
-BLOCK_VALUES: Final = 1 << 15
-"""128 KiB of levels, with as much of key stream and of zeros: within the second-level cache of a core (512 KiB here)."""
+BLOCK_VALUES: Final = 1 << 16
+"""Levels that are quantised and masked before the next ones: `masks.BLOCK_BYTES` of a lane of 32 bits."""
 
 _KEY_LABEL: Final = b"atoll/secagg/rounding/1\0"
 
