@@ -25,7 +25,7 @@ from atoll.server.surroundings import Surroundings
 from atoll.server.transfers import Whole
 from atoll.wire import control_pb2 as pb
 from atoll.wire import secure_pb2
-from atoll.wire.errors import ConfigError, RemoteError, TooFewSites, from_detail
+from atoll.wire.errors import ConfigError, RemoteError, TooFewSites, Unavailable, from_detail
 from atoll.wire.members_pb2 import ACTIVE, MemberList, SignedMemberList
 
 if TYPE_CHECKING:
@@ -184,6 +184,9 @@ class SecureRounds:
             reason = error.message[:REASON_CHARACTERS]
             log.warning("run %s: %s", self._driver.run, reason)
             await self._told(SessionFailed(round=number, session=session, reason=reason))
+            over = Unavailable(f"session {session} of round {number} is over", run=self._driver.run, round=number)
+            for site in self._keys:  # what they were still sending is not wanted
+                self._around.withdraw_transfers(self._driver.run, site, over)
             self._end(secure_pb2.SecureEnd(reason=reason))
 
     async def _begun(self, round_: Round, known: Secured) -> SecureSession | None:
@@ -288,11 +291,9 @@ class SecureRounds:
         await self._unmask(number)
 
     async def _unmask(self, number: int) -> None:
-        tried = 0
         while True:
-            said = self._now.said
-            if self._now.may_unmask and len(said.unmasked) > tried:
-                tried = len(said.unmasked)
+            heard = len(self._now.said.unmasked)
+            if self._now.may_unmask:
                 try:
                     found = await asyncio.to_thread(self._now.unmasking)
                     break
@@ -301,14 +302,14 @@ class SecureRounds:
                         raise
             elif not self._now.awaited:
                 self._session = self._now.close()  # says how many are missing
-            before = tried
-            await self._wait(lambda before=before: len(self._now.said.unmasked) > before or not self._now.awaited)  # type: ignore[misc]
+            await self._wait(self._heard_more_than(heard))
         session, total = self._now, self._sum
         assert total is not None  # prepared with the session
         counted = await asyncio.to_thread(total.unmask, found.masks)
         roster = session.terms.opening.sites
         sites = tuple(roster[site] for site in sorted(session.surviving))
-        round_ = self._driver.state.rounds[number]
+        if (round_ := self._driver.state.rounds.get(number)) is None:
+            return  # the run was stopped meanwhile
         self._work.put(round_, total, sites)
         await self._told(
             Unmasked(
@@ -320,6 +321,9 @@ class SecureRounds:
                 liars={roster[site]: what for site, what in found.liars.items()},
             )
         )
+
+    def _heard_more_than(self, num_sites: int) -> Callable[[], bool]:
+        return lambda: len(self._now.said.unmasked) > num_sites or not self._now.awaited
 
     async def _wait(self, done: Callable[[], bool]) -> None:
         """Returns when it is done; who has not said a word, while no byte came either, for a deadline has dropped out."""
