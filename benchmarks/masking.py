@@ -23,7 +23,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from atoll.privacy.secagg.fixed_point import largest_level
-from atoll.privacy.secagg.masked_input import SLICE_VALUES, Encoding, Reals, RealsLane
+from atoll.privacy.secagg.masked_input import BLOCK_VALUES, SLICE_VALUES, Encoding, Reals, RealsLane
 from atoll.privacy.secagg.masks import Mask, Masking
 
 BARE_BYTES = 1 << 18  # fastest of 64 KiB to 4 MiB
@@ -50,8 +50,8 @@ def measure(
     def mask_alone(start: int) -> None:
         part = levels[start : start + SLICE_VALUES]
         masking = Masking(masks, start, part.dtype)
-        for begin in range(0, part.size, 1 << 15):
-            masking.add(part[begin : begin + (1 << 15)])
+        for begin in range(0, part.size, BLOCK_VALUES):
+            masking.add(part[begin : begin + BLOCK_VALUES])
 
     def quantise(start: int) -> None:
         lane.write(start, levels[start : start + SLICE_VALUES])

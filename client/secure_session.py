@@ -127,7 +127,7 @@ class SecureSession:
 
     def leave(self, step: pb.SecureStep, error: AtollError) -> pb.SecureAnswer:
         """The answer that this site takes no part (any more), and why; durable where the session is the one of now."""
-        refusal = without_values(as_refusal(error, site=self._party.name, run=self._key.run))
+        refusal = without_values(as_refusal(error, site=self._party.name, run=self._key.run), self._party.name)
         answer = self._addressed(step, pb.SecureAnswer(refused=to_detail(refusal)))
         self._audit(step, f"refused: {error}")
         state = self._state

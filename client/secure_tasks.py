@@ -96,11 +96,12 @@ class SecureTasks:
     async def _do(self, key: Key, step: pb.SecureStep) -> pb.SecureAnswer | None:
         try:
             work, session = self._work_of(key.run), await self._session(key)
+            if step.WhichOneof("step") == "end":
+                if session is not None:
+                    await asyncio.to_thread(session.end, step)
+                return None
             if work is None or session is None:
                 raise Unknown(f"this site holds no update of task {key}", run=key.run, field="key")
-            if step.WhichOneof("step") == "end":
-                await asyncio.to_thread(session.end, step)
-                return None
             found = await asyncio.to_thread(session.take, step, await work.agreed())
             if isinstance(found, Mask):
                 found = await self._masked(session, step, found, work)
@@ -109,6 +110,8 @@ class SecureTasks:
             return found
         except AtollError as error:
             _log.error("task %s, session %d: %s", key, step.session, error)
+            if step.WhichOneof("step") == "end":
+                return None
             refusal = as_refusal(error, site=self._party.name, run=key.run)
             return pb.SecureAnswer(key=step.key, session=step.session, refused=to_detail(refusal))
 

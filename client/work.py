@@ -354,7 +354,7 @@ class RunWork:
         place = self._place
         refusal = as_refusal(error, site=self._site, run=self.run, round_=task.round)
         if self._admission is not None and self._admission.job.secure_aggregation is not None:
-            refusal = without_values(refusal)
+            refusal = without_values(refusal, self._site)
         _log.error("run %s: task %s of round %d failed: %s", self.run, key.task, task.round, error)
         place.board.failed(self.run, refusal.message)
         await place.deliveries.drop(key)  # a draft that came to nothing, or a result that cannot be kept

@@ -23,7 +23,7 @@ WIDE_BITS: Final = 64  # lane of weights and metric sums, which are exact
 
 _MAGIC: Final = 1.5 * 2.0**84  # 1.5 * 2^52 in units of 2^32: a float64 beside it keeps its integer in its low half
 _RANDOM: Final = np.dtype("<i4")
-_PART_VALUES: Final = 1 << 15  # as float64, 256 KiB
+_PART_VALUES: Final = 1 << 15  # 256 KiB as float64
 
 
 def largest_level(num_sites: int, bits: Bits) -> int:
@@ -79,13 +79,10 @@ class Levels:
         """Those of the next values (finite, within the bound), as many as `out` has room for."""
         for begin in range(0, values.size, _PART_VALUES):
             end = min(values.size, begin + _PART_VALUES)
-            unit, random = _scratch.unit[: end - begin], _scratch.random[: end - begin]
+            unit = _scratch.unit[: end - begin]
             # In units of 2^-32: the value, a uniform number from -1/2 to 1/2, and a constant that rounds to integers.
-            # To float64 first and then in place: a ufunc that converts goes through small buffers, at half the speed.
-            np.copyto(unit, values[begin:end])
-            np.multiply(unit, self._scale, unit)
-            np.copyto(random, self._stream.next(unit.size, _RANDOM))
-            np.add(unit, random, unit)
+            np.multiply(values[begin:end], self._scale, unit, dtype=np.float64)
+            np.add(unit, self._stream.next(unit.size, _RANDOM), unit)
             np.add(unit, _MAGIC, unit)
             np.copyto(out[begin:end], unit.view("<u8"), casting="unsafe")  # the low half, as the ring has it
 
@@ -94,7 +91,7 @@ class _Scratch(threading.local):
     """What each thread reuses."""
 
     def __init__(self) -> None:
-        self.unit, self.random = np.empty(_PART_VALUES), np.empty(_PART_VALUES)
+        self.unit = np.empty(_PART_VALUES)
 
 
 _scratch = _Scratch()

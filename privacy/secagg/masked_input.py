@@ -15,7 +15,6 @@ import hashlib
 import hmac
 import math
 import os
-import zlib
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -29,12 +28,13 @@ from numpy.typing import NDArray
 
 from atoll.privacy.secagg.fixed_point import Bits, Quantiser
 from atoll.privacy.secagg.masks import Lane, Mask, Masking, add_masks
+from atoll.wire.checksum import crc32_of
 from atoll.wire.errors import BadUpdate
 
 SLICE_VALUES: Final = 1 << 20
 """What a thread takes at a time: some milliseconds of work beside the microseconds that setting up the ciphers takes."""
-BLOCK_VALUES: Final = 1 << 15
-"""128 KiB of levels, with as much of key stream and of zeros: within the second-level cache of a core (512 KiB here)."""
+BLOCK_VALUES: Final = 1 << 16
+"""Levels that are quantised and masked before the next ones: `masks.BLOCK_BYTES` of a lane of 32 bits."""
 
 _KEY_LABEL: Final = b"atoll/secagg/rounding/1\0"
 
@@ -193,7 +193,7 @@ def write_input(
         reals.write(start, part)
         return part.data.cast("B")
 
-    digest, crc32 = hashlib.sha256(out[:head]), zlib.crc32(out[:head])
+    digest, crc32 = hashlib.sha256(out[:head]), crc32_of(out[:head])
     num_threads = num_threads or os.cpu_count() or 1
     with ThreadPoolExecutor(num_threads, thread_name_prefix="masking") as pool:
         # Slices are hashed in their order, while later ones are made; a few ahead, so that they come from the cache.
@@ -204,7 +204,7 @@ def write_input(
                 data = ahead.popleft().result()
                 ahead.extend(pool.submit(write, start) for start in islice(starts, 1))
                 digest.update(data)
-                crc32 = zlib.crc32(data, crc32)
+                crc32 = crc32_of(data, crc32)
         finally:
             for future in ahead:
                 future.cancel()
