@@ -96,3 +96,19 @@ async def test_what_an_app_prints_and_values_of_an_update_stay_here(server: Scri
     server.grant_download(line, await line.hear("fetch"), MODEL)
     failed = await line.hear("task_failed")
     assert failed.error.message == "site north: its app failed; its administrator finds the reason in the log there"
+
+
+async def test_a_site_that_wants_it_declines_a_run_that_would_show_its_update(
+    server: ScriptedServer, running: TrialSite
+) -> None:
+    policy = running.home.policy
+    policy.write_text(f"{policy.read_text()}\nrequire_secagg = {{ fewest_survivors = 6 }}\n")
+    line = await server.attached()
+    line.say(run_offer=make_offer())
+    declined = (await line.hear("offer_reply")).decline
+    assert (declined.kind, declined.field, declined.value) == ("PolicyRefused", "require_secagg", "none")
+    line.say(run_offer=secure_offer())
+    declined = (await line.hear("offer_reply")).decline
+    assert (declined.field, declined.value, declined.bound) == ("require_secagg.fewest_survivors", "5", "6")
+    policy.write_text(policy.read_text().replace("6", "5"))
+    await join(line, secure_offer())
