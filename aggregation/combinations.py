@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from atoll.aggregation.codecs.encoding import Codec, feedback_of
+from atoll.aggregation.masking import CELLS, MASKING
 from atoll.aggregation.reducers.append import Append
 from atoll.aggregation.reducers.central import FLTrust
 from atoll.aggregation.reducers.mean import Mean
@@ -25,6 +26,7 @@ from atoll.aggregation.schedules.cyclic import Cyclic
 from atoll.aggregation.schedules.gossip import Gossip
 from atoll.aggregation.server_optimizers import ServerOptimizer, Sgd
 from atoll.wire.errors import ConfigError
+from atoll.wire.privacy_section import SecureAggregationSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,7 @@ class Combined:
     personal: Personal | None = None
     site_evaluation: bool = True
     num_named: int = 0  # sites that the job names; 0: whoever joins
+    masked: SecureAggregationSection | None = None  # terms by which updates are masked; None where they are not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,6 +285,7 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
         reason="each site of gossip has a model of its own already, and a personal one is made from versions that no site "
         "begins with; remove personal",
     ),
+    *(Refusal(keys=(MASKING, key), applies=applies, reason=reason) for key, applies, reason in CELLS),
 )
 
 

@@ -148,6 +148,7 @@ def resolve(job: Job) -> Strategy:
             personal=made["personal"],
             num_named=len(job.job.sites),
             download=download,
+            masked=job.secure_aggregation,
         ),
         _values(section, wanted, made, job),
     )
@@ -259,6 +260,7 @@ def require_regions_allowed(job: Job, regions: Sequence[str]) -> None:
         download=strategy.download,
         optimizer=strategy.optimizer,
         num_named=len(job.job.sites),
+        masked=job.secure_aggregation,
     )
     values = {
         "strategy.schedule": job.strategy.schedule.kind if job.strategy.schedule else strategy.name,
@@ -266,6 +268,7 @@ def require_regions_allowed(job: Job, regions: Sequence[str]) -> None:
         "strategy.reducer": strategy.reducer.name,
         "strategy.download": strategy.download.name if strategy.download else "",
         "regions": ", ".join(regions),
+        combinations.MASKING: _terms(job),
     }
     combinations.require_allowed(combined, values)
 
@@ -313,4 +316,10 @@ def _values(
         "strategy.download": section.download.kind if section.download else "",
         "evaluation.server": job.evaluation.server,
         "evaluation.sites": job.evaluation.sites,
+        combinations.MASKING: _terms(job),
     }
+
+
+def _terms(job: Job) -> str:
+    section = job.secure_aggregation
+    return f"{section.threat}, of at least {section.fewest_survivors} sites" if section is not None else "absent"

@@ -12,6 +12,7 @@ from atoll.aggregation import parts
 from atoll.aggregation.combinations import REFUSALS, Combined, refusal
 from atoll.wire.errors import ConfigError
 from atoll.wire.job import parse_job
+from atoll.wire.privacy_section import SecureAggregationSection
 
 SAMPLES: Final[Mapping[tuple[str, str], Mapping[str, Any]]] = {  # options of kinds that cannot be made without
     ("rule", "fedprox"): {"mu": 0.1},
@@ -40,7 +41,7 @@ Kinds = Mapping[str, Any]  # title -> part
 
 
 def combinations_table() -> str:
-    """Markdown: schedule by reducer with every codec, without and with regions; schedule by the rest; the reasons."""
+    """Markdown: schedule by reducer with every codec, without and with regions; schedule by the rest; masked."""
     schedules = _schedules()
     reducers = {kind: _made("reducer", kind) for kind in parts.BUILT_IN["reducer"] if kind != "append"}
     lines = [
@@ -53,7 +54,16 @@ def combinations_table() -> str:
     lines += _grid("schedule", schedules, reducers, lambda one, two: _cell(one, two, regions=True))
     lines += ["", "Schedule by rule, personal model and codec of downloads, with the reducer `mean`.", ""]
     lines += _grid("schedule", schedules, _others(), lambda one, two: _word(refused(schedule=one, **two)))
-    lines += ["", f"Privacy: none. `[privacy]` in a job: {_privacy()}.", "", *_reasons()]
+    lines += [
+        "",
+        "With `[privacy] secure_aggregation` ([secure aggregation](secure-aggregation.md)): schedule by reducer.",
+        "",
+    ]
+    lines += _grid("schedule", schedules, reducers, lambda one, two: _word(_masked(schedule=one, reducer=two)))
+    lines += ["", "The same, schedule by the rest, with the reducer `mean`.", ""]
+    codecs = {kind: {"codec": _made("codec", kind)} for kind in parts.BUILT_IN["codec"]}
+    lines += _grid("schedule", schedules, {**_others(), **codecs}, lambda one, two: _word(_masked(schedule=one, **two)))
+    lines += ["", f"`[privacy] differential_privacy` in a job: {_privacy()}.", "", *_reasons()]
     return "\n".join(lines)
 
 
@@ -68,6 +78,10 @@ def refused(**changes: Any) -> int | None:
     }
     found = refusal(Combined(**(plain | changes)))
     return None if found is None else REFUSALS.index(found) + 1
+
+
+def _masked(**changes: Any) -> int | None:
+    return refused(masked=SecureAggregationSection(fewest_survivors=3), **changes)
 
 
 def _made(part: str, kind: str, **options: Any) -> Any:
@@ -133,7 +147,7 @@ def _grid(corner: str, rows: Kinds, columns: Mapping[str, Any], cell: Any) -> It
 def _privacy() -> str:
     """What a job that asks for privacy is told."""
     try:
-        parse_job({"job": {"name": "x", "app": "x", "rounds": 1}, "privacy": {}})
+        parse_job({"job": {"name": "x", "app": "x", "rounds": 1}, "privacy": {"differential_privacy": {}}})
     except ConfigError as error:
         return str(error).partition("]: ")[2] or str(error)
     return "yes"

@@ -19,7 +19,9 @@ import statistics
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from bare_stream import Tls, measure
@@ -68,7 +70,7 @@ def run(root: Path, options: argparse.Namespace) -> dict[str, Any]:
     """One federation from start to end, and the bare stream after it."""
     path = os.pathsep.join([str(install(root / "installed")), os.environ.get("PYTHONPATH", "")])
     with Crew(root / "logs", os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)}) as crew:
-        homes = _start(root, crew, options)
+        homes = start(root, crew, options)
         watcher = _Memory(crew.pids())
         job = root / "job.toml"
         job.write_text(
@@ -101,7 +103,10 @@ def run(root: Path, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _start(root: Path, crew: Crew, options: argparse.Namespace) -> dict[str, Path]:
+def start(
+    root: Path, crew: Crew, options: argparse.Namespace, programs: Mapping[str, list[str]] = MappingProxyType({})
+) -> dict[str, Path]:
+    """A server and `options.sites` sites, running, each of an organisation of its own; `programs` are run in place of agents."""
     ports = free_ports(2)
     address, enrolment = (f"127.0.0.1:{port}" for port in ports)
     places = ("--address", address, "--listen", address)
@@ -117,7 +122,7 @@ def _start(root: Path, crew: Crew, options: argparse.Namespace) -> dict[str, Pat
     operator = root / "server" / "operator"
     homes = {f"site-{number}": root / f"site-{number}" for number in range(1, options.sites + 1)}
     for site, home in homes.items():
-        add = atoll_command("site", "add", site, "--organisation", "bench", "--home", operator)
+        add = atoll_command("site", "add", site, "--organisation", f"of {site}", "--home", operator)
         crew.ask("join", atoll_command("site", "join", "-", "--home", home), text=crew.ask("add", add))
         settings = home / "site.toml"
         text = settings.read_text()
@@ -130,7 +135,10 @@ def _start(root: Path, crew: Crew, options: argparse.Namespace) -> dict[str, Pat
     (root / "ada" / "user.toml").write_text(("plaintext = true\n" if options.plain else "") + SITE)
     crew.ask("sign", atoll_command("federation", "sign", "--yes", "--key", root / "key", "--home", operator))
     for site, home in homes.items():
-        crew.start(site, "site", "run", "--home", home)
+        if site in programs:
+            crew.start_program(site, programs[site])
+        else:
+            crew.start(site, "site", "run", "--home", home)
     return homes
 
 

@@ -75,7 +75,7 @@ def render(snapshot: runs_pb2.RunSnapshot, width: int = WIDE) -> RenderableType:
         parts.append(sites_table(snapshot, width))
         if width < BESIDE:
             parts += [Text(f"{site.site}: {one_line(site.detail)}") for site in snapshot.sites if site.detail]
-    parts += [Text(line) for line in exchange_lines(snapshot)]
+    parts += [Text(line) for line in (*exchange_lines(snapshot), *secure_lines(snapshot))]
     if snapshot.rounds:
         parts.append(rounds_table(snapshot, newest=None if ended else ROUNDS_SHOWN, width=width))
         parts += answers(snapshot.rounds[-1])
@@ -89,6 +89,23 @@ def exchange_lines(snapshot: runs_pb2.RunSnapshot) -> Iterator[str]:
         yield f"exchange of round {found.round}: {found.num_direct} of {found.num_pairs} pairs directly"
         for pair in found.relayed:
             yield f"through the server: {one_line(pair)}"
+
+
+def secure_lines(snapshot: runs_pb2.RunSnapshot) -> Iterator[str]:
+    """Of secure aggregation: what the newest sum was protected by, who dropped out of it, and who lied."""
+    if snapshot.rounds and snapshot.rounds[-1].HasField("secure"):
+        record = snapshot.rounds[-1]
+        found = record.secure
+        threat = "a server that lies" if found.threat == "active" else "a server that only looks"
+        yield (
+            f"masked in round {record.round}: sum of {record.num_sites} of {found.num_sites} sites, at least "
+            f"{found.fewest_survivors}; {found.threshold} shares rebuild a secret; holds against {threat} with up to "
+            f"{found.num_corrupt} sites on its side; {found.sessions} session{'s' if found.sessions > 1 else ''}"
+        )
+        if found.dropped:
+            yield f"dropped out of the sum: {', '.join(found.dropped)}"
+        for site, what in sorted(found.liars.items()):
+            yield f"{site} {one_line(what)}"
 
 
 def lines(snapshot: runs_pb2.RunSnapshot) -> list[str]:

@@ -78,6 +78,7 @@ def round_record(record: runs_pb2.RoundRecord) -> dict[str, Any]:
         "bytes_up": record.bytes_up,
         "bytes_down": record.bytes_down,
         **_exchange(record),
+        **_secure(record),
     }
 
 
@@ -94,6 +95,25 @@ def _exchange(of: runs_pb2.RoundRecord | runs_pb2.RunSnapshot) -> dict[str, Any]
     found = of.exchange
     counts = {"round": found.round, "pairs": found.num_pairs, "direct": found.num_direct}
     return {"exchange": {**counts, "relayed": list(found.relayed)}}
+
+
+def _secure(record: runs_pb2.RoundRecord) -> dict[str, Any]:
+    """Of secure aggregation: how the round's sum was protected; nothing of other runs."""
+    if not record.HasField("secure"):
+        return {}
+    found = record.secure
+    return {
+        "secure": {
+            "threat": found.threat,
+            "sites": found.num_sites,
+            "threshold": found.threshold,
+            "corrupt": found.num_corrupt,
+            "fewest_survivors": found.fewest_survivors,
+            "sessions": found.sessions,
+            "dropped": list(found.dropped),
+            "liars": dict(found.liars),
+        }
+    }
 
 
 def run_record(snapshot: runs_pb2.RunSnapshot, *, rounds: bool = True) -> dict[str, Any]:

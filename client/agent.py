@@ -24,9 +24,10 @@ from typing import Any
 from atoll.client.attachment import Mailbox
 from atoll.client.base_models import BaseModels
 from atoll.client.board import Board
-from atoll.client.capacity import measure_capacity
+from atoll.client.capacity import measure_capacity, require_room
 from atoll.client.deliveries import Deliveries
 from atoll.client.granted import Granted
+from atoll.client.holdings import hello_of, tidy_up
 from atoll.client.home import SiteHome
 from atoll.client.link import Link
 from atoll.client.membership import Membership
@@ -34,13 +35,16 @@ from atoll.client.neighbours import Neighbours
 from atoll.client.presence import Presence
 from atoll.client.refusal import as_refusal
 from atoll.client.renewal import keep_certificate
+from atoll.client.sealed import Sealer
+from atoll.client.secure_tasks import SecureTasks
 from atoll.client.settings import SiteSettings
 from atoll.client.steps import Observer, Step, unobserved
-from atoll.client.work import DISK_PATIENCE_S, RunWork, Workplace
+from atoll.client.work import DISK_PATIENCE_S, RunWork
 from atoll.client.workers import Nobody, Witness, Worker
+from atoll.client.workplace import Workplace
 from atoll.cluster.nursery_process import Nursery
 from atoll.cluster.worker_process import WorkerProcess
-from atoll.transport.hello import OF_A_SITE, OURS, make_hello, require_regions_taken
+from atoll.transport.hello import abilities_of_site, require_regions_taken
 from atoll.transport.identity import Identity, utc_now
 from atoll.transport.outbox import Outbox
 from atoll.transport.reconnect import Backoff
@@ -150,11 +154,13 @@ class Agent:
             home, self._settings, identity, self._membership, outbox=self._outbox, task_log=self._task_log, **shared
         )
         await self._neighbours.listen()
+        secret = await asyncio.to_thread(home.secret)
         self._granting = Granted(self._deliveries, self._base_models, self._neighbours)
         self._place = Workplace(
             settings=self._settings,
             home=home,
-            secret=await asyncio.to_thread(home.secret),
+            secret=secret,
+            sealer=Sealer(secret),
             mailbox=self._mailbox,
             task_log=self._task_log,
             outbox=self._outbox,
@@ -168,6 +174,9 @@ class Agent:
             new_worker=self._new_worker,
             witness=self._witness,
             is_region=self._is_region,
+        )
+        self._secure = SecureTasks(
+            self._place, identity, self._membership.members, work_of=lambda r: self._works.get(r)
         )
 
     async def _take_up(self) -> None:
@@ -229,18 +238,14 @@ class Agent:
 
     async def hello(self) -> pb.Hello:
         """What this site has under way, from its durable state."""
-        open_tasks = await asyncio.to_thread(self._task_log.open_tasks)
-        joined = await asyncio.to_thread(self._task_log.joined)
-        held = self._outbox.results()  # read last: a task that is closed meanwhile has its result here
-        held_keys = {Key.of(result.key) for result in held}
-        return make_hello(
-            self._capacity,
-            held_updates=[result.key for result in held],
-            open_tasks=[task.key for task in open_tasks if Key.of(task.key) not in held_keys],
-            joined_runs=sorted(joined),
-            member_list_version=self._membership.version,
-            card=self._neighbours.card(),
-            ours=OURS if self._is_region else OF_A_SITE,
+        ours = abilities_of_site(is_region=self._is_region, is_signing=self._link.identity is not None)
+        return await hello_of(
+            self._task_log,
+            self._outbox,
+            capacity=self._capacity,
+            neighbours=self._neighbours,
+            lists=self._membership.version,
+            ours=ours,
         )
 
     def welcomed(self, welcome: pb.Welcome) -> None:
@@ -271,6 +276,8 @@ class Agent:
                     self._granting.granted(message.grant)
                 case "grant_withdrawn":
                     self._granting.withdrawn(message.grant_withdrawn)
+                case "secure_step":
+                    self._secure.take(message.secure_step)
                 case "introduction":
                     await self._neighbours.introduced(message.introduction)
                 case "verdict":
@@ -294,10 +301,10 @@ class Agent:
             return  # the answer is on its way
         work = self._works.get(offer.run)
         if work is None:
-            most = self._settings.capacity.runs_at_once
-            if len(self._works) >= most:
-                busy = f"site {self._link.site} works on {most} runs already (capacity.runs_at_once)"
-                self._decline(offer.run, Unavailable(busy, site=self._link.site, run=offer.run, bound=most))
+            try:
+                require_room(len(self._works), self._settings, offer.run)
+            except Unavailable as busy:
+                self._decline(offer.run, busy)
                 return
             work = self._works[offer.run] = RunWork(offer, self._place)
         self._joining.add(offer.run)
@@ -369,16 +376,9 @@ class Agent:
 
     async def _committed(self, committed: pb.Committed) -> None:
         await self._witness.committed(committed.run, committed.round, committed.version)
-        self._spawn(self._tidy_up(committed))
-
-    async def _tidy_up(self, committed: pb.Committed) -> None:
-        """Drop what a commit has made useless, beside the next round: removing files of this size takes a while."""
-        try:
-            await self._deliveries.committed(committed.run, committed.round)
-            await self._neighbours.drop_upto(committed.run, committed.round)
-            await asyncio.to_thread(self._task_log.forget_upto, committed.run, committed.round)
-        except AtollError as error:
-            _log.error("run %s, after round %d: %s", committed.run, committed.round, error)
+        self._spawn(
+            tidy_up(committed, deliveries=self._deliveries, neighbours=self._neighbours, task_log=self._task_log)
+        )
 
     async def _run_ended(self, ended: pb.RunEnded) -> None:
         _log.info("run %s: %s %s", ended.run, ended.status, ended.reason.message)

@@ -8,6 +8,7 @@ import subprocess
 
 from atoll.client.settings import SiteSettings
 from atoll.wire.control_pb2 import Capacity
+from atoll.wire.errors import Unavailable
 
 NVIDIA_SMI_TIMEOUT_S = 20.0  # on a machine whose driver is just waking up
 MIB = 1 << 20
@@ -22,6 +23,14 @@ def measure_capacity(settings: SiteSettings) -> Capacity:
         memory_bytes=min(devices) if devices else _machine_memory_bytes(),
         labels=settings.capacity.labels,
     )
+
+
+def require_room(num_runs: int, settings: SiteSettings, run: str) -> None:
+    """Returns where the site can take on one run more. Raises Unavailable."""
+    most, site = settings.capacity.runs_at_once, settings.site.name
+    if num_runs >= most:
+        busy = f"site {site} works on {most} runs already (capacity.runs_at_once)"
+        raise Unavailable(busy, site=site, run=run, bound=most)
 
 
 def _machine_memory_bytes() -> int:

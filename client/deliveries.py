@@ -14,6 +14,7 @@ from collections.abc import Callable
 from atoll.client.attachment import Mailbox
 from atoll.client.base_models import Spawn
 from atoll.client.meeting import MODEL
+from atoll.client.private_update import stays_here
 from atoll.client.steps import Observer, Step
 from atoll.transport.outbox import Outbox
 from atoll.transport.reconnect import Backoff
@@ -53,6 +54,7 @@ class Deliveries:
         self._durable: dict[Key, asyncio.Event] = {}  # of results that uploads wait for
         self._backoff = Backoff()
         self._frame_bytes = FRAME_BYTES
+        self.on_broken: Callable[[Key], None] = lambda key: None  # an upload of a masked input broke off
 
     def offer(self, result: pb.Result) -> None:
         """Say that a result is there; saying it again does no harm.
@@ -90,7 +92,8 @@ class Deliveries:
         if (result := self._outbox.result(key)) is not None and is_model(result):
             self.offer(result)
 
-    async def _until_kept(self, key: Key) -> None:
+    async def until_kept(self, key: Key) -> None:
+        """Returns once the result of `key` is durable."""
         if not self._outbox.is_held(key):
             await self._durable.setdefault(key, asyncio.Event()).wait()
 
@@ -116,7 +119,7 @@ class Deliveries:
         if outcome == "refused":
             _log.error("task %s: the server refuses the result: %s", key, from_detail(verdict.refused))
         held = self._outbox.result(key)
-        if outcome == "accepted" and held is not None and held.payloads:
+        if outcome == "accepted" and held is not None and (held.payloads or stays_here(self._outbox.folder(key))):
             self._backoff.reset()
             return
         self._stop_uploads(key)
@@ -166,7 +169,7 @@ class Deliveries:
                 grant,
                 path,
                 frame_bytes=self._frame_bytes,
-                before_last=lambda: self._until_kept(key),
+                before_last=lambda: self.until_kept(key),
             )
             complete, reason = status.complete, f"{status.received_bytes} of {grant.num_bytes} bytes arrived"
         except (RemoteError, LocalError) as error:
@@ -181,6 +184,9 @@ class Deliveries:
     async def _offer_later(self, key: Key) -> None:
         await asyncio.sleep(self._backoff.next_s())
         result = self._outbox.result(key)
+        if result is not None and stays_here(self._outbox.folder(key)):
+            self.on_broken(key)
+            return
         # A server that has granted it anew meanwhile would take the offer for a wish to begin again.
         if result is not None and not any(other == key for other, _ in self._uploads.values()):
             self.offer(result)

@@ -43,6 +43,11 @@ class SiteHome:
         return self.root / "state"
 
     @property
+    def revealed(self) -> Path:
+        """What sessions of secure aggregation have let out, one sealed file a run; kept when runs end."""
+        return self.state / "revealed"
+
+    @property
     def outbox(self) -> Path:
         """Results until the server has committed them."""
         return self.root / "outbox"

@@ -9,7 +9,7 @@ from pathlib import Path
 from atoll.client.board import Board
 from atoll.transport.identity import Identity, fingerprint, format_fingerprint
 from atoll.transport.members import MemberBook
-from atoll.wire.members_pb2 import ACTIVE, SignedMemberList
+from atoll.wire.members_pb2 import ACTIVE, MemberList, SignedMemberList
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +46,10 @@ class Membership:
     def signing_key(self, site: str) -> bytes | None:
         """The Ed25519 public key of an active member; None of anybody else, and of all in plain text."""
         return self._book.signing_key(site) if self._book is not None else None
+
+    def members(self) -> MemberList | None:
+        """The list that is held, signed by the federation's key; None before the first one, and in plain text."""
+        return self._book.current if self._book is not None else None
 
     async def take(self, signed: SignedMemberList) -> None:
         """Hold a list that the server pushed.

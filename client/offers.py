@@ -88,6 +88,7 @@ def _consented(offer: pb.RunOffer, settings: SiteSettings, home: SiteHome) -> Jo
         submitted_by=offer.submitted_by,
         zones=zones_of(job),
         tasks=tasks_of(job),
+        secure=job.secure_aggregation,
     )
     check_request(home.policy, request, site=site)
     return job

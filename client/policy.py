@@ -15,9 +15,12 @@ from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, Field, ValidationError
 
+from atoll.client.secagg_policy import Asked, RequireSecagg, Unmet, unmet_by_job, unmet_by_session
+from atoll.privacy.secagg.plan import SessionPlan
 from atoll.wire.errors import ConfigError, PolicyRefused
 from atoll.wire.explain import explain
 from atoll.wire.job import Asks, Job, Strict
+from atoll.wire.privacy_section import SecureAggregationSection
 from atoll.wire.toml_file import read_toml
 
 ANYBODY = "*"
@@ -52,6 +55,7 @@ class Request:
     submitted_by: str
     zones: tuple[str, ...]  # trust zones in which the job would connect sites directly
     tasks: tuple[Asks, ...] = ("train", "evaluate")  # what the run asks of a site
+    secure: SecureAggregationSection | None = None  # by which terms the server sees sums alone; None: it sees updates
 
 
 class Policy(Strict):
@@ -64,6 +68,7 @@ class Policy(Strict):
     zones: tuple[str, ...] = ()
     tasks: tuple[Asks, ...] = ("train", "evaluate")  # statistics are granted by name
     min_cell_count: int = Field(default=10, ge=1)  # examples behind every number of statistics; a job may ask for more
+    require_secagg: RequireSecagg | None = None  # the server never sees this site's update by itself
 
     def check(self, request: Request, *, site: str) -> None:
         """Return if this site takes part in `request`.
@@ -78,6 +83,7 @@ class Policy(Strict):
             self._rounds(request),
             self._zones(request),
             self._tasks(request),
+            self._secagg(request),
         ):
             if reason is not None:
                 raise PolicyRefused(
@@ -129,8 +135,6 @@ class Policy(Strict):
         return _Reason("max_rounds", text, request.num_rounds, self.max_rounds)
 
     def _zones(self, request: Request) -> _Reason | None:
-        # A policy that wants secure aggregation accepts no zone, whatever `zones` says: neighbours see a site's model.
-        # There is no such key yet; the one that brings it refuses here.
         for zone in request.zones:
             if zone not in self.zones:
                 text = (
@@ -148,6 +152,16 @@ class Policy(Strict):
                     text += ", or set evaluation.sites = false in the job"
                 return _Reason("tasks", text, task, ", ".join(self.tasks))
         return None
+
+    def _secagg(self, request: Request) -> _Reason | None:
+        if self.require_secagg is None:
+            return None
+        asked = Asked(secure=request.secure, zones=request.zones, evaluates="evaluate" in request.tasks)
+        return _reason(unmet_by_job(self.require_secagg, asked))
+
+
+def _reason(unmet: Unmet | None) -> _Reason | None:
+    return None if unmet is None else _Reason(unmet.key, unmet.text, unmet.value, unmet.bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +231,27 @@ def least_cell(path: Path, *, site: str, run: str) -> int:
         text = f"policy of site {site}: 'statistics' is not in tasks; ask the site's administrator to add it"
         raise PolicyRefused(text, site=site, run=run, field="tasks", bound=", ".join(policy.tasks))
     return policy.min_cell_count
+
+
+def consent_to_session(path: Path, plan: SessionPlan, *, site: str, run: str) -> bool:
+    """Return if the policy in `path` lets `site` take part in a session now; whether sums of other runs count too.
+
+    Raises:
+        PolicyRefused: it does not.
+    """
+    policy = _read(path, site=site, run=run)
+    unmet = unmet_by_session(policy.require_secagg, policy.min_cohort, plan)
+    if unmet is not None:
+        raise PolicyRefused(
+            f"policy of site {site}: {unmet.text}",
+            site=site,
+            run=run,
+            round=plan.round,
+            field=unmet.key,
+            value=unmet.value,
+            bound=unmet.bound,
+        )
+    return policy.require_secagg is not None and policy.require_secagg.across_runs
 
 
 def _read(path: Path, *, site: str, run: str) -> Policy:
@@ -289,6 +324,15 @@ zones = []
 # What a run may ask of this site: "train", "evaluate" (metrics on its test data), "statistics" (counts, means and
 # histograms of its training data, which no model hides).
 tasks = ["train", "evaluate"]
+
+# Secure aggregation: with this table the server never sees the update of this site by itself, only sums over many, and
+# every run that would show it is refused. What stands here is the least that is taken; what is absent is as shown.
+#   threat            "active": also a server that lies; "semi-honest": one that keeps to the protocol and looks
+#   corrupt           share of the sites that may work with the server
+#   fewest_survivors  sites, of as many organisations, in every sum; 3 is the least there is
+#   organisations     that stand behind the sites of a session
+#   across_runs       a sum over one model with other sites than in an earlier run is refused too
+# require_secagg = { threat = "active", corrupt = 0.1, fewest_survivors = 5, organisations = 5, across_runs = false }
 
 # Fewest examples behind every number of statistics. Smaller groups are counted with their neighbours, or left out,
 # before anything leaves; a job may ask for more.

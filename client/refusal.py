@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import (
+    AppFailed,
     AtollError,
+    BadUpdate,
     ConfigError,
     DeviceMissing,
     Malformed,
@@ -29,6 +31,15 @@ def as_refusal(error: AtollError, *, site: str, run: str, round_: int = 0) -> Re
         round=round_,
         value=what,
     )
+
+
+def without_values(refusal: RemoteError, site: str) -> RemoteError:
+    """The same refusal where the server must learn no number of an update, and no word that the app has printed."""
+    if not isinstance(refusal, BadUpdate | AppFailed):
+        return refusal
+    what = "its update is out of bounds" if isinstance(refusal, BadUpdate) else "its app failed"
+    text = f"site {site}: {what}; its administrator finds the reason in the log there"
+    return type(refusal)(text, site=site, run=refusal.run, round=refusal.round, bound=refusal.bound)
 
 
 def require_agreed(task: pb.Task, num_rounds: int, *, site: str) -> None:

@@ -21,27 +21,22 @@ from typing import Any, TypeVar
 
 from atoll.aggregation.statistics import check_statistics
 from atoll.client.answers import accept_of, config_of, statistics_to_messages, sums_of
-from atoll.client.attachment import Mailbox
-from atoll.client.base_models import BaseModels, Spawn
-from atoll.client.board import Board
-from atoll.client.deliveries import Deliveries
-from atoll.client.home import SiteHome
 from atoll.client.left_state import set_aside
 from atoll.client.meeting import MODEL
-from atoll.client.neighbours import Neighbours
 from atoll.client.offers import Admission, admit, admit_region, preparation
 from atoll.client.own_models import GIVES, metrics_of, parts_of
 from atoll.client.policy import least_cell
-from atoll.client.refusal import as_refusal, require_agreed
-from atoll.client.settings import SiteSettings
-from atoll.client.steps import Observer, Step
+from atoll.client.private_update import PRIVATE, keep_private
+from atoll.client.refusal import as_refusal, require_agreed, without_values
+from atoll.client.secure_session import Agreed
+from atoll.client.steps import Step
 from atoll.client.version_parts import part_of_version
-from atoll.client.workers import Witness, Worker
-from atoll.cluster.messages import Describe, Evaluate, Prepared, Train
+from atoll.client.workers import Worker
+from atoll.client.workplace import Workplace
+from atoll.cluster.messages import Describe, Evaluate, Mask, Masked, Prepared, Train
 from atoll.cluster.worker_process import WorkerDied
 from atoll.transport.durable import disk_errors
-from atoll.transport.outbox import Outbox
-from atoll.transport.tasks import Key, TaskLog
+from atoll.transport.tasks import Key
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import (
     AppFailed,
@@ -50,7 +45,6 @@ from atoll.wire.errors import (
     Incompatible,
     NotAllowed,
     PolicyRefused,
-    RemoteError,
     to_detail,
 )
 
@@ -62,28 +56,6 @@ SUM = "sum"  # that of a region
 DISK_PATIENCE_S = 5.0  # between tries while the disk is full; a person frees space within minutes
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workplace:
-    """What all runs of a site share."""
-
-    settings: SiteSettings
-    home: SiteHome
-    secret: bytes  # 32 bytes that only this site has
-    mailbox: Mailbox
-    task_log: TaskLog
-    outbox: Outbox
-    base_models: BaseModels
-    deliveries: Deliveries
-    neighbours: Neighbours
-    board: Board
-    spawn: Spawn
-    leave_run: Callable[[str, RemoteError], None]
-    on_step: Observer
-    new_worker: Callable[[Path, Path], Worker]  # folder of its socket, path of its log
-    witness: Witness
-    is_region: bool  # the worker is a server with sites of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,21 +214,45 @@ class RunWork:
         self._place.on_step(Step.FINISHED, str(key))
 
     async def _tries(self, key: Key, task: pb.Task) -> pb.Result:
-        """The result of a task; a worker that dies is started again, a few times."""
+        return await self._surviving(f"task {key}", task.round, lambda: self._ask_worker(key, task))
+
+    async def _surviving(self, what: str, round_: int, ask: Callable[[], Awaitable[T]]) -> T:
+        """What the worker answers; one that dies is started again, a few times."""
         for death in range(1, MAX_WORKER_DEATHS + 1):
             try:
                 async with self._turn:
-                    return await self._ask_worker(key, task)
+                    return await ask()
             except WorkerDied as died:
-                _log.warning("run %s: task %s, try %d: %s\n%s", self.run, key, death, died, died.log_tail)
+                _log.warning("run %s: %s, try %d: %s\n%s", self.run, what, death, died, died.log_tail)
                 await self._end_worker()
         raise AppFailed(
-            f"the worker of site {self._site} died {MAX_WORKER_DEATHS} times in round {task.round}; its log at the site "
-            "says more",
+            f"the worker of site {self._site} died {MAX_WORKER_DEATHS} times in round {round_}; its log there says more",
             site=self._site,
             run=self.run,
-            round=task.round,
+            round=round_,
         )
+
+    # --- sessions of secure aggregation (secure_tasks.SecureWork) ----------------------------------------------------
+
+    async def agreed(self) -> Agreed:
+        """What this site has agreed to; admits the run where that was not done since the agent started."""
+        if (admission := self._admission) is None:
+            admission = await asyncio.to_thread(
+                admit, self._offer, settings=self._place.settings, home=self._place.home
+            )
+        return Agreed(job=admission.job, app_hash=admission.app_hash, schema_hash=admission.manifest.schema_hash)
+
+    async def mask(self, request: Mask) -> Masked:
+        """The masked input of a session, written by the worker."""
+
+        async def ask() -> Masked:
+            bench = await self._ready()
+            self._place.board.working(self.run, "masking", request.round)
+            return await bench.worker.mask(request)
+
+        return await self._surviving(f"session {request.key}", request.round, ask)
+
+    # --- a task by kind ---------------------------------------------------------------------------------------------
 
     async def _ask_worker(self, key: Key, task: pb.Task) -> pb.Result:
         place = self._place
@@ -300,7 +296,11 @@ class RunWork:
 
     async def _train(self, key: Key, task: pb.Task, bench: _Bench, common: dict[str, Any]) -> pb.Result:
         place, max_weight = self._place, bench.prepared.sum_weights or bench.prepared.max_weight
-        name = SUM if place.is_region else MODEL if task.kind == pb.EXCHANGE else UPDATE
+        is_private = bench.admission.job.secure_aggregation is not None
+        if is_private and task.kind != pb.TRAIN:
+            text = f"site {self._site} has agreed to secure aggregation, and this task would show its update"
+            raise PolicyRefused(text, site=self._site, run=self.run, round=task.round, field="kind", value=task.kind)
+        name = PRIVATE if is_private else SUM if place.is_region else MODEL if task.kind == pb.EXCHANGE else UPDATE
         out_path = await asyncio.to_thread(place.outbox.draft, key, name)
         place.board.working(self.run, "training", task.round)
 
@@ -320,6 +320,11 @@ class RunWork:
                 field="weight",
                 value=trained.weight,
                 bound=max_weight,
+            )
+        if is_private:
+            folder, base, sums_stale = place.outbox.folder(key), Path(common["base_path"]), bench.prepared.sums_stale
+            return await asyncio.to_thread(
+                keep_private, folder, place.sealer, task, base, trained, sums_stale=sums_stale
             )
         payload = pb.Payload(name=name, num_bytes=trained.num_bytes, crc32=trained.crc32)
         metrics = sums_of(trained.metrics) or metrics_of(task, site=self._site, outbox=place.outbox)
@@ -348,6 +353,8 @@ class RunWork:
     async def _failed(self, key: Key, task: pb.Task, error: AtollError) -> None:
         place = self._place
         refusal = as_refusal(error, site=self._site, run=self.run, round_=task.round)
+        if self._admission is not None and self._admission.job.secure_aggregation is not None:
+            refusal = without_values(refusal, self._site)
         _log.error("run %s: task %s of round %d failed: %s", self.run, key.task, task.round, error)
         place.board.failed(self.run, refusal.message)
         await place.deliveries.drop(key)  # a draft that came to nothing, or a result that cannot be kept

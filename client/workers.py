@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from atoll.cluster.messages import Describe, Described, Evaluate, Evaluated, Prepare, Prepared, Train, Trained
+from atoll.cluster.messages import (
+    Describe,
+    Described,
+    Evaluate,
+    Evaluated,
+    Mask,
+    Masked,
+    Prepare,
+    Prepared,
+    Train,
+    Trained,
+)
 
 
 class Worker(Protocol):
@@ -24,6 +35,8 @@ class Worker(Protocol):
     async def prepare(self, request: Prepare, timeout_s: float | None = None) -> Prepared: ...
 
     async def train(self, request: Train, on_progress: Callable[[int, int], None] | None = None) -> Trained: ...
+
+    async def mask(self, request: Mask) -> Masked: ...
 
     async def evaluate(self, request: Evaluate) -> Evaluated: ...
 

@@ -109,6 +109,40 @@ class Describe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MaskKey:
+    """A key stream over one lane of a masked input, and whether it is taken away."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    key_hex: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] = field(repr=False)
+    negative: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mask:
+    """Write the masked input of a session from an update that stays here. Answered by `Masked`.
+
+    Asked again with the same values, the worker writes the same bytes.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    kind: Literal["mask"] = "mask"
+    key: str  # names task, attempt and session
+    round: Annotated[int, Field(ge=1)]  # of the training
+    private_path: str  # the update as `Train` had it written
+    out_path: str  # file that the worker creates
+    exact: list[Annotated[int, Field(ge=0, lt=2**64)]] = field(repr=False)  # lane 0; its second is put in by the worker
+    exact_masks: list[MaskKey]
+    masks: list[MaskKey]  # of lane 1
+    bits: Literal[16, 32]  # of lane 1
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = field(
+        repr=False
+    )  # levels of a value of 1, of an update that is not stale
+    bound: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    max_clipped: _Count = 0  # values that may be cut to the bound
+    staleness: _Count = 0  # versions by which the update's base is older than the round's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
     """Nobody wants this task any more. No answer of its own: the task fails as Stale, or had ended before."""
 
@@ -139,6 +173,7 @@ class Prepared:
     num_sites: _Count = 0  # below a region; 0 of a worker
     sum_weights: _Count = 0  # of a region: largest weight of its sums
     most_version_bytes: _Count = 0  # of a list of payloads, which grows and comes as it is; 0 of tensors
+    sums_stale: bool = False  # updates to several base versions are summed (FedBuff)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +196,20 @@ class Trained:
     metrics: MetricSums
     num_bytes: _Count
     crc32: _Count  # of the file's bytes, zlib polynomial
+    num_values: _Count = 0  # length of its flat vector (`UpdateLayout.num_values`)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Masked:
+    """The masked input lies at `out_path`, whole; the agent makes it durable."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    kind: Literal["masked"] = "masked"
+    key: str
+    num_bytes: _Count
+    crc32: _Count
+    sha256_hex: str
+    num_clipped: _Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,8 +260,8 @@ _OWN_KINDS: Mapping[str, type[AtollError]] = {
     kind.__name__: kind for kind in (errors.ConfigError, LocalError, *LocalError.__subclasses__())
 }
 
-Request = Prepare | Train | Evaluate | Describe | Cancel | Close
-Answer = Prepared | Progress | Trained | Evaluated | Described | Failed
+Request = Prepare | Train | Mask | Evaluate | Describe | Cancel | Close
+Answer = Prepared | Progress | Trained | Masked | Evaluated | Described | Failed
 Message = Request | Answer
 
 _ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])

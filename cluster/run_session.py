@@ -24,6 +24,7 @@ from atoll.aggregation.layout import UpdateLayout
 from atoll.aggregation.mixing import distance
 from atoll.aggregation.rounding import Rounding, rounding_key
 from atoll.aggregation.rules.rule import LocalRule, Watching
+from atoll.aggregation.schedule import Asynchronous
 from atoll.aggregation.strategy import Strategy, resolve
 from atoll.cluster import personal
 from atoll.cluster.app import App
@@ -31,7 +32,8 @@ from atoll.cluster.batches import plan_work
 from atoll.cluster.carried_over import CarriedOver, RoundCarried
 from atoll.cluster.evaluate import evaluate
 from atoll.cluster.local_loop import train_locally
-from atoll.cluster.messages import Evaluate, Evaluated, Part, Prepared, Train, Trained
+from atoll.cluster.masking import discount_of, mask_update
+from atoll.cluster.messages import Evaluate, Evaluated, Mask, Masked, Part, Prepared, Train, Trained
 from atoll.cluster.mixed_model import CONSENSUS, mixed_model, write_model
 from atoll.cluster.own_model import OwnModel
 from atoll.cluster.pairing import Pairing
@@ -87,6 +89,7 @@ class RunSession:
             device=str(self.device),
             download_bytes=self.download.num_bytes if self.download else 0,
             fragments=[(f.start, f.stop) for f in self.fragments.all] if self.fragments.count > 1 else [],
+            sums_stale=isinstance(self.strategy.schedule, Asynchronous),
         )
 
     def at(self, round_: int) -> RunSession | None:
@@ -158,7 +161,14 @@ class RunSession:
             metrics={**outcome.metrics, **metrics},
             num_bytes=num_bytes,
             crc32=crc32,
+            num_values=layout.num_values,
         )
+
+    def mask(self, request: Mask, on_step: OnStep) -> Masked:
+        """The masked input of a session, from an update that `train` has written. Raises as `mask_update` does."""
+        layout, secret = self.fragments.of_round(request.round).layout, self._require_training().secret
+        discount = discount_of(self.strategy.schedule, request.staleness)
+        return mask_update(layout, request, secret, discount=discount, on_slice=lambda: on_step(0, 0))
 
     def _collected(self, request: Train, training: Training) -> Trained:
         """The difference of the site's own model to the base version; each site's counts the same."""

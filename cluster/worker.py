@@ -25,6 +25,7 @@ from atoll.cluster.messages import (
     Describe,
     Evaluate,
     Failed,
+    Mask,
     Prepare,
     Progress,
     Request,
@@ -72,7 +73,7 @@ class Inbox:
         message = decode(line)
         if isinstance(message, Cancel):
             self._cancelled.add(message.key)
-        elif isinstance(message, Prepare | Train | Evaluate | Describe | Close):
+        elif isinstance(message, Prepare | Train | Mask | Evaluate | Describe | Close):
             self._closing = isinstance(message, Close)
             self.requests.put(message)
         else:
@@ -98,7 +99,7 @@ class Worker:
             self._session.close()
         self._session = None
 
-    def _answer(self, request: Prepare | Train | Evaluate | Describe) -> bytes:
+    def _answer(self, request: Prepare | Train | Mask | Evaluate | Describe) -> bytes:
         key = "prepare" if isinstance(request, Prepare) else request.key
         try:
             return encode(self._do(request))
@@ -112,7 +113,7 @@ class Worker:
             )
             return encode(Failed.of(key, self._placed(failure, request)))
 
-    def _do(self, request: Prepare | Train | Evaluate | Describe) -> Answer:
+    def _do(self, request: Prepare | Train | Mask | Evaluate | Describe) -> Answer:
         if isinstance(request, Prepare):
             self.close()  # the old run's memory first
             self._prepare = None
@@ -150,7 +151,7 @@ class Worker:
 
         return on_step
 
-    def _placed(self, error: AtollError, request: Prepare | Train | Evaluate | Describe) -> AtollError:
+    def _placed(self, error: AtollError, request: Prepare | Train | Mask | Evaluate | Describe) -> AtollError:
         """The error with site, run and round, where it does not name them itself."""
         session = request if isinstance(request, Prepare) else self._prepare
         if isinstance(error, RemoteError) and session is not None:

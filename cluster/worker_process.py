@@ -32,6 +32,8 @@ from atoll.cluster.messages import (
     Evaluate,
     Evaluated,
     Failed,
+    Mask,
+    Masked,
     Prepare,
     Prepared,
     Progress,
@@ -57,7 +59,7 @@ _PASSED_ON = frozenset(
 _PASSED_ON_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_",
                        "TORCH_", "PYTORCH_", "HIP_", "ROCR_", "HSA_", "ZE_", "TRITON_", "THP_", "MALLOC_")  # fmt: skip
 
-A = TypeVar("A", Prepared, Trained, Evaluated, Described)
+A = TypeVar("A", Prepared, Trained, Masked, Evaluated, Described)
 
 
 class WorkerDied(LocalError):
@@ -99,7 +101,7 @@ class ChildProcess:
 
 
 class WorkerProcess:
-    """One worker. `start`, `prepare`, then any number of `train`, `evaluate` and `describe`, one at a time; `close` or `kill`.
+    """One worker. `start`, `prepare`, then any number of `train`, `mask`, `evaluate` and `describe`, one at a time; `close` or `kill`.
 
     Every call raises WorkerDied when the process is gone, and the worker's own error (AppFailed, BadUpdate,
     NotAllowed, DeviceMissing, DiskFull, LocalError, ...) where it answered with one. After any error but WorkerDied
@@ -166,6 +168,10 @@ class WorkerProcess:
     async def train(self, request: Train, on_progress: Callable[[int, int], None] | None = None) -> Trained:
         """Train and write the update. `on_progress(done, total)` is called with optimizer steps, a few times a second."""
         return await self._ask(request, Trained, request.key, on_progress=on_progress)
+
+    async def mask(self, request: Mask) -> Masked:
+        """Write the masked input of a session."""
+        return await self._ask(request, Masked, request.key)
 
     async def evaluate(self, request: Evaluate) -> Evaluated:
         """Judge a version on this machine's test data."""
@@ -274,7 +280,7 @@ class WorkerProcess:
             self.kill()
             raise await self._death(f"ended during {doing}")
         message = decode(line)
-        if isinstance(message, Prepare | Train | Evaluate | Describe | Cancel | Close):
+        if isinstance(message, Prepare | Train | Mask | Evaluate | Describe | Cancel | Close):
             raise Malformed(f"worker sent a request: {message.kind!r}")
         return message
 

@@ -266,9 +266,10 @@ class Coordinator:
                 await self._results.fetch(session, message.fetch)
             case "met_peer":
                 self._meetings.met(site, message.met_peer)
+            case "secure_answer":
+                self._results.secure(site, message.secure_answer)
             case "leave_run":
-                driver = self.runs.get(message.leave_run.run)
-                if driver is not None:
+                if (driver := self.runs.get(message.leave_run.run)) is not None:
                     driver.site_gone(site, from_detail(message.leave_run.reason).message or "it left the run")
             case body:
                 raise Malformed(f"{site} sent {body or 'an unknown message'} out of place", site=site)

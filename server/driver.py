@@ -288,7 +288,8 @@ class RunDriver:
 
     async def _prune(self) -> None:
         begun = {task.base_version for task in self.state.tasks.values()}
-        in_use = begun | {round_.base_version for round_ in self.state.rounds.values()} | set(self.state.evaluations)
+        bases = {base for r in self.state.rounds.values() for base in (r.base_version, *r.bases.values())}
+        in_use = begun | bases | set(self.state.evaluations)
         newest = set(range(max(0, self.state.version - self._keep_versions + 1), self.state.version + 1))
         await asyncio.to_thread(self.models.prune, in_use | newest | kept_for_good(self.plan, self.state))
 

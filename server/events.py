@@ -13,6 +13,7 @@ from typing import Any
 
 from atoll.aggregation.schedule import Asked, Committed, Joined, Left, Ready, TimerFired, Withdrawn
 from atoll.server.round import Metrics
+from atoll.server.secure_events import GivenUp, SessionFailed, SessionOpened, SurvivorsFixed, Unmasked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +169,11 @@ RunEvent = (
     | EndedAbove
     | ModelKept
     | PeerMet
+    | SessionOpened
+    | SurvivorsFixed
+    | SessionFailed
+    | Unmasked
+    | GivenUp
 )
 
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in RunEvent.__args__}

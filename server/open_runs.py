@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 
 from atoll.aggregation.download import Download
 from atoll.aggregation.metrics import MetricRules
@@ -16,6 +17,7 @@ from atoll.server.events import Continued, Delegated, StopAsked, encode_event
 from atoll.server.models import RunModels
 from atoll.server.plan import delegated_plan, plan_of, work_of
 from atoll.server.records import OPEN_STATUSES, RunRow
+from atoll.server.secure_driver import SecureDriver
 from atoll.server.security import Caller, as_remote
 from atoll.server.settings import ServerFolder, ServerSettings
 from atoll.server.steps import Observer, Step
@@ -257,7 +259,9 @@ class OpenRuns:
         strategy = stages.first
         download = Download(manifest, strategy.download, job.job.seed) if strategy.download else None
         models = RunModels(self._folder.models, row.run, manifest, download)
-        driver = RunDriver(
+        masked = job.secure_aggregation is not None
+        made: Callable[..., RunDriver] = partial(SecureDriver, upload=self._transfers.ask_up) if masked else RunDriver
+        driver = made(
             row=row,
             job=job,
             plan=delegated_plan(job, first) if isinstance(first, Delegated) else plan_of(job, first),

@@ -37,7 +37,7 @@ from atoll.wire.manifest import Manifest
 
 
 @dataclass(slots=True, kw_only=True)
-class _Open:
+class OpenSum:
     """What is folded of a round so far."""
 
     reduction: Reduction
@@ -78,7 +78,7 @@ class Pipeline:
         self._fragments = strategy.fragments(manifest)
         self._layout: UpdateLayout = self._fragments.whole
         self._partial = PartialLayout(self._layout)
-        self._open: dict[tuple[int, int | None], _Open] = {}  # by round and group
+        self._open: dict[tuple[int, int | None], OpenSum] = {}  # by round and group
         self._opening = threading.Lock()
         self._groups = (
             Groups(strategy, strategy.schedule, manifest, models) if isinstance(strategy.schedule, Branching) else None
@@ -107,7 +107,7 @@ class Pipeline:
             for branch in round_.sums:
                 self._begin(round_, branch)
 
-    def _opened(self, round_: Round, branch: int | None) -> _Open:
+    def _opened(self, round_: Round, branch: int | None) -> OpenSum:
         """A sum of a round, begun where it is not: its first update may be in before the run has got that far."""
         with self._opening:
             if (round_.number, branch) not in self._open:
@@ -129,7 +129,7 @@ class Pipeline:
         )
         reducer = self._at(round_.number).reducer
         reduction = reducer.init(self._fragments.of_round(round_.number).layout, terms)
-        self._open[round_.number, branch] = _Open(
+        self._open[round_.number, branch] = OpenSum(
             reduction=reduction, num_sites=num_sites, max_weight=max_weight, folded=set()
         )
 

@@ -17,6 +17,7 @@ from atoll.server.pipeline import Pipeline
 from atoll.server.records import RunRow
 from atoll.server.round_work import RoundWork
 from atoll.server.run_state import Plan
+from atoll.server.secure_pipeline import SecurePipeline
 from atoll.server.surveys import Survey
 from atoll.wire.job import Job
 from atoll.wire.manifest import Manifest
@@ -33,6 +34,11 @@ def work_of(row: RunRow, job: Job, stages: Strategies, manifest: Manifest, model
     reducer = strategy.reducer
     if isinstance(reducer, Append):
         return PayloadRounds(run=row.run, strategy=strategy, reducer=reducer, manifest=manifest, models=models)
+    if job.secure_aggregation is not None:
+        secure = job.secure_aggregation
+        return SecurePipeline(
+            secure, run=row.run, strategy=strategy, seed=job.job.seed, manifest=manifest, models=models, stages=stages
+        )
     return Pipeline(run=row.run, strategy=strategy, seed=job.job.seed, manifest=manifest, models=models, stages=stages)
 
 
@@ -51,6 +57,7 @@ def plan_of(job: Job, continued: Continued | None = None) -> Plan:
         evaluate_at_server=job.evaluation.server and job.asks != "statistics",
         asks=job.asks,
         judge=judge_of(job),
+        masked=job.secure_aggregation is not None,
         done_rounds=continued.round if continued is not None else 0,
         first_version=continued.version if continued is not None else 0,
     )

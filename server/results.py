@@ -12,6 +12,7 @@ from atoll.server.models import Wanted
 from atoll.server.open_runs import OpenRuns
 from atoll.server.round import Metrics
 from atoll.server.run_state import Task
+from atoll.server.secure_driver import SecureDriver
 from atoll.server.sessions import Session, Sessions
 from atoll.server.steps import Observer, Step
 from atoll.server.surveys import answer_of
@@ -56,6 +57,12 @@ class Results:
             self._lose(driver, site, failed.key, error)
         self._release(site, failed.key)
 
+    def secure(self, site: str, answer: pb.SecureAnswer) -> None:
+        """A word of a site in a session of secure aggregation."""
+        driver = self._runs.get(answer.key.run)
+        if isinstance(driver, SecureDriver):
+            driver.secure.answered(site, answer)
+
     async def fetch(self, session: Session, fetch: pb.Fetch) -> None:
         """Queue a download, or say why there is none."""
         site = session.site
@@ -87,10 +94,10 @@ class Results:
         round_ = driver.state.round_of(result.key.task, result.key.attempt)
         update_bytes = pipeline.update_bytes(round_.number if round_ is not None else result.round)
         lengths = {"update_bytes": update_bytes, "partial_bytes": pipeline.partial_bytes}
-        asks = driver.plan.asks
+        brings = driver.plan.brings_payloads
         try:
             standing = standing_of(
-                driver.state, site, result, run=driver.run, **lengths, grows=pipeline.grows, has_payload=asks == "train"
+                driver.state, site, result, run=driver.run, **lengths, grows=pipeline.grows, has_payload=brings
             )
             statistics = answer_of(result, driver.job, site=site, run=driver.run)
         except RemoteError as error:
@@ -110,14 +117,16 @@ class Results:
     # --- answers without a payload ----------------------------------------------------------------------------------
 
     def _answered(self, driver: RunDriver, site: str, result: pb.Result, statistics: str) -> None:
-        """Metrics of a version beside the training; or what the one round of a run asks, which stays until its commit."""
+        """Metrics of a version beside the training; or what a round asks that brings no payload: it stays until its commit."""
         key = result.key
-        if driver.plan.asks != "train":
+        if driver.plan.asks != "train" or driver.state.round_of(key.task, key.attempt) is not None:
 
             async def confirm() -> None:
                 driver.summary.site_is(site, "accepted")
                 self._confirm(site, key)
 
+            if driver.plan.masked:  # its numbers come in the session, masked
+                result.ClearField("metrics")
             driver.tell(_accepted(result, site, statistics), confirm)
             return
 

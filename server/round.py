@@ -27,6 +27,21 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Secured:
+    """Of secure aggregation: how far the sessions of a round are (secured.py), and what the sum of its updates is of."""
+
+    session: int = 0  # number of the last one
+    opening: str = ""  # of the one under way: canonical JSON
+    said: str = ""  # of one whose survivors are fixed: `SecureSession.pack`
+    revealed: tuple[str, ...] = ()  # survivors of the last session that had them: their sum may be known
+    failed: tuple[str, ...] = ()  # why the sessions before came to nothing
+    weight: int = 0  # sum of the weights, once it is known
+    metrics: Metrics = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()  # whose updates were to be in the sum and are not
+    liars: Mapping[str, str] = field(default_factory=dict)  # who sent what does not hold, and what
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """`max_weight` is the largest weight that the cohort declared (w_max of exact sums)."""
 
@@ -43,6 +58,7 @@ class Round:
     closing: tuple[str, ...] = ()  # sites whose updates make the version; empty while open
     share: Share = ALL  # of those that are closing in all members of the run
     all_weights: int = 0  # of all members when it closed
+    secured: Secured | None = None  # where updates are masked
 
     @property
     def cohort(self) -> tuple[str, ...]:

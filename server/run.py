@@ -40,7 +40,7 @@ from atoll.aggregation.schedule import (
     initial,
 )
 from atoll.aggregation.schedule import Event as ScheduleEvent
-from atoll.server import counted, exchange
+from atoll.server import counted, exchange, secured
 from atoll.server.dispatch import abandon, asked_for, dispatch, without
 from atoll.server.evaluations import open_evaluation
 from atoll.server.events import (
@@ -77,6 +77,7 @@ from atoll.server.run_state import (
     SendTask,
     WithdrawTask,
 )
+from atoll.server.secure_events import GivenUp, SecureEvent
 
 Step = tuple[RunState, tuple[RunAction, ...]]
 
@@ -314,6 +315,8 @@ _TABLE: Mapping[type, Callable[[Plan, RunState, Any], Step]] = {
     Withdrawn: _to_schedule,
     EvaluationAsked: _evaluation_asked,
     EndedAbove: lambda plan, state, event: _end(state, Outcome(event.outcome), event.reason),
+    **dict.fromkeys(SecureEvent.__args__, lambda plan, state, event: (secured.heard(state, event), ())),
+    GivenUp: lambda plan, state, event: _end(state, Outcome.FAILED, event.reason),
 }
 
 

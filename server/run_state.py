@@ -48,6 +48,12 @@ class Plan:
     done_rounds: int = 0  # of the run that this one goes on from: its rounds are numbered on
     first_version: int = 0  # what it begins with
     asks: Asks = "train"  # what a round's tasks ask of their sites; else than training, they bring no payload
+    masked: bool = False  # updates stay at their sites until a session of secure aggregation has them masked
+
+    @property
+    def brings_payloads(self) -> bool:
+        """Whether the result of a round's task has one."""
+        return self.asks == "train" and not self.masked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from atoll.aggregation.metrics import MetricRules
 from atoll.aggregation.reducers.append import Append
 from atoll.aggregation.stages import Strategies
 from atoll.aggregation.strategy import Strategy
+from atoll.server.masked_sum import require_maskable
 from atoll.server.models import RunModels
 from atoll.server.records import RunRow
 from atoll.server.settings import ServerSettings
@@ -59,7 +60,9 @@ def read_submission(request: runs_pb2.SubmitRequest, settings: ServerSettings) -
     if job.statistics is not None:  # of no model
         return job, manifest
     run_manifest(manifest.model, strategy.lanes, strategy.local).require_same(manifest)
-    update_layout(manifest, strategy.codec, strategy.buffers, strategy.local)
+    layout = update_layout(manifest, strategy.codec, strategy.buffers, strategy.local)
+    if job.secure_aggregation is not None:
+        require_maskable(job.secure_aggregation, strategy.schedule.fewest_updates, layout)
     return job, manifest
 
 

@@ -293,17 +293,20 @@ class Transfers:
     @asynccontextmanager
     async def _receiving(self, table: GrantTable, grant: Grant, slot: StagingSlot) -> AsyncIterator[Moved]:
         """A call that fills a slot; gives what is told how far it is."""
-        before = slot.received_bytes
+        counted, before = self._bytes[grant.ask.subject.run], slot.received_bytes
+
+        def moved(received: int) -> None:
+            nonlocal before
+            counted[0], before = counted[0] + max(0, received - before), received
+            table.progress(grant.id, received)
+            self._on_step(Step.RECEIVING, grant.ask.subject.run)
+
         try:
             async with self.under_way.call(grant):
-                yield lambda received: self._moved(table, grant, received)
+                yield moved
         finally:
-            self._bytes[grant.ask.subject.run][0] += max(0, slot.received_bytes - before)
+            counted[0] += max(0, slot.received_bytes - before)
             table.finish(grant.id)
-
-    def _moved(self, table: GrantTable, grant: Grant, received: int) -> None:
-        table.progress(grant.id, received)
-        self._on_step(Step.RECEIVING, grant.ask.subject.run)
 
     async def _settle(self, upload: _Upload) -> None:
         """Hand a whole object on, then free its slot. What is wrong with it is told by whoever takes it."""
@@ -348,16 +351,13 @@ class Transfers:
         self._uploads[key] = upload  # now the one used last
         if upload.slot is None:
             if not self._pool.num_free:
-                self._take_idle_slot()
+                idle = self._idle()[0]  # `_pump` admits no more than there are
+                assert idle.slot is not None
+                self._pool.release(idle.slot)
+                idle.slot = None
             upload.slot = self._pool.acquire()
             upload.slot.begin(ask.num_bytes, upload.crc32, f"update of {ask.site}, task {ask.subject.task}")
         return upload.slot
-
-    def _take_idle_slot(self) -> None:
-        idle = self._idle()[0]  # `_pump` admits no more than there are
-        assert idle.slot is not None
-        self._pool.release(idle.slot)
-        idle.slot = None
 
     def _idle(self) -> list[_Upload]:
         """Uploads whose slot nobody is filling or reading, the one not used for longest first."""

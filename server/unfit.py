@@ -10,6 +10,7 @@ from atoll.server.driver import RunDriver
 from atoll.server.offers import Offers
 from atoll.server.regions import is_region
 from atoll.server.sessions import Session
+from atoll.transport.hello import SECAGG
 from atoll.wire.errors import ConfigError
 
 
@@ -36,6 +37,8 @@ def unfit(driver: RunDriver, sessions: Iterable[Session]) -> Iterator[tuple[str,
                 site,
                 f"the job's schedule asks for other sites or labels than this one's ({has}); see [capacity] of site.toml",
             )
+        elif driver.plan.masked and SECAGG not in session.hello.features:
+            yield site, "its software knows no secure aggregation, which the job asks for; update Atoll at the site"
         elif is_region(session):
             try:
                 require_regions_allowed(driver.job, [site])

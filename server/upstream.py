@@ -28,7 +28,18 @@ from atoll.aggregation.metrics import combine_metrics
 from atoll.aggregation.schedule import Asked, Committed, Withdrawn
 from atoll.aggregation.schedules.relayed import RelayedState
 from atoll.aggregation.strategy import require_regions_allowed, resolve
-from atoll.cluster.messages import Describe, Described, Evaluate, Evaluated, Prepare, Prepared, Train, Trained
+from atoll.cluster.messages import (
+    Describe,
+    Described,
+    Evaluate,
+    Evaluated,
+    Mask,
+    Masked,
+    Prepare,
+    Prepared,
+    Train,
+    Trained,
+)
 from atoll.server.coordinator import Coordinator
 from atoll.server.driver import DISK_PATIENCE_S, RunDriver
 from atoll.server.events import Delegated, EndedAbove, EvaluationAsked, EvaluationEnded, RunEvent
@@ -237,6 +248,10 @@ class RegionWorker:
         finally:
             self._upstream.done(request.key)
         return Evaluated(key=request.key, metrics=metrics)
+
+    async def mask(self, request: Mask) -> Masked:
+        """Raises Incompatible: planning refuses secure aggregation with regions."""
+        raise Incompatible("a region masks nothing; its sites run sessions of their own", site=self._site)
 
     async def describe(self, request: Describe) -> Described:
         """Raises Incompatible: a region has no data of its own; planning refuses such a job with regions."""

@@ -127,6 +127,9 @@ def _require_simulated(job: Job, strategy: Strategy) -> None:
     if job.parallel is not None:
         text = "simulated sites have one process each; remove the table, or run the job in a federation"
         raise ConfigError(f"parallel: {text}", key="parallel")
+    if job.secure_aggregation is not None:
+        key = "privacy.secure_aggregation"
+        raise ConfigError(f"{key}: updates of a simulation go nowhere, so nothing is masked; remove [privacy]", key=key)
     if isinstance(strategy.schedule, Gossip):
         key = "strategy.schedule"
         text = f"{key} = 'gossip': sites of a simulation share one model, and here each has its own, which its neighbours mix"

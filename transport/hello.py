@@ -20,6 +20,8 @@ PROTOCOL_MIN, PROTOCOL_MAX = 1, 1
 REGION = "region/1"
 # Both say this: granted bytes may go over the port that the Welcome names (transport/bulk.py).
 BULK = "bulk/1"
+# A site that takes part in sessions of secure aggregation says this (docs/secure-aggregation.md).
+SECAGG = "secagg/1"
 SOFTWARE = f"atoll {__version__}"
 
 MAX_FEATURES = 256
@@ -41,8 +43,16 @@ class Abilities:
     features: frozenset[str] = frozenset()
 
 
-OURS = Abilities(features=frozenset({REGION, BULK}))  # of a server, and of a site that is a region
-OF_A_SITE = Abilities(features=frozenset({BULK}))  # all else of version 1 needs no feature
+OURS = Abilities(features=frozenset({REGION, BULK, SECAGG}))  # of a server
+OF_A_SITE = Abilities(features=frozenset({BULK, SECAGG}))
+IN_PLAIN_TEXT = Abilities(features=frozenset({BULK}))  # of a site without a signing key; all else needs no feature
+
+
+def abilities_of_site(*, is_region: bool, is_signing: bool) -> Abilities:
+    """What a site says that it can do. A region masks nothing; without a signing key nobody would believe a site."""
+    if is_region:
+        return Abilities(features=frozenset({REGION, BULK}))
+    return OF_A_SITE if is_signing else IN_PLAIN_TEXT
 
 
 def make_hello(
@@ -53,7 +63,7 @@ def make_hello(
     joined_runs: Iterable[str] = (),
     member_list_version: int = 0,
     card: PeerCard | None = None,
-    ours: Abilities = OF_A_SITE,
+    ours: Abilities = IN_PLAIN_TEXT,
 ) -> Hello:
     """What a site says first: what it speaks, has room for, and has under way."""
     return Hello(

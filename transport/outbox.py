@@ -72,6 +72,7 @@ class Outbox:
         self._lock = threading.Lock()  # of the table, for a moment
         self._results: dict[Key, Result] = {}  # ready, and held
         self._held: set[Key] = set()
+        self._attached: dict[Key, frozenset[str]] = {}
         with disk_errors(folder):
             self._read_held()
         for key in list(self._results):
@@ -148,15 +149,33 @@ class Outbox:
         """
         checked = Key.of(key)
         result = self.result(checked)
-        if result is None or name not in {payload.name for payload in result.payloads}:
+        named = self._attached.get(checked, frozenset()) | {p.name for p in (result.payloads if result else ())}
+        if result is None or name not in named:
             raise LocalError(f"payload {name!r} of task {checked} is not in the outbox")
         return self._folder_of(checked) / _file_name(name)
+
+    def folder(self, key: TaskKey | Key) -> Path:
+        """Of a task's result: what else is put there goes with it."""
+        return self._folder_of(Key.of(key))
+
+    def attach(self, key: TaskKey | Key, name: str) -> None:
+        """Lets a payload of a held result be asked for that its result does not name, until this process ends.
+
+        Raises:
+            LocalError: there is no such file.
+        """
+        checked = Key.of(key)
+        check_payload_name(name)
+        if not (self._folder_of(checked) / _file_name(name)).is_file():
+            raise LocalError(f"payload {name!r} of task {checked} was not written")
+        self._attached[checked] = self._attached.get(checked, frozenset()) | {name}
 
     def release(self, key: TaskKey | Key) -> bool:
         """Drops the result of a task, or what was drafted for it; whether there was a result."""
         checked = Key.of(key)
         with self._turn:
             folder = self._folder_of(checked)
+            self._attached.pop(checked, None)
             with self._lock:
                 found = self._results.pop(checked, None)
                 self._held.discard(checked)

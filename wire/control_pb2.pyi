@@ -1,6 +1,7 @@
 from atoll.wire import errors_pb2 as _errors_pb2
 from atoll.wire import gossip_pb2 as _gossip_pb2
 from atoll.wire import members_pb2 as _members_pb2
+from atoll.wire import secure_pb2 as _secure_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -35,7 +36,7 @@ UP: Direction
 DOWN: Direction
 
 class SiteMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "offer_reply", "progress", "result", "task_failed", "fetch", "leave_run", "met_peer")
+    __slots__ = ("hello", "heartbeat", "offer_reply", "progress", "result", "task_failed", "fetch", "leave_run", "met_peer", "secure_answer")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     OFFER_REPLY_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +46,7 @@ class SiteMessage(_message.Message):
     FETCH_FIELD_NUMBER: _ClassVar[int]
     LEAVE_RUN_FIELD_NUMBER: _ClassVar[int]
     MET_PEER_FIELD_NUMBER: _ClassVar[int]
+    SECURE_ANSWER_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     offer_reply: OfferReply
@@ -54,10 +56,11 @@ class SiteMessage(_message.Message):
     fetch: Fetch
     leave_run: LeaveRun
     met_peer: _gossip_pb2.MetPeer
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., offer_reply: _Optional[_Union[OfferReply, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., leave_run: _Optional[_Union[LeaveRun, _Mapping]] = ..., met_peer: _Optional[_Union[_gossip_pb2.MetPeer, _Mapping]] = ...) -> None: ...
+    secure_answer: SecureAnswer
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., offer_reply: _Optional[_Union[OfferReply, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., leave_run: _Optional[_Union[LeaveRun, _Mapping]] = ..., met_peer: _Optional[_Union[_gossip_pb2.MetPeer, _Mapping]] = ..., secure_answer: _Optional[_Union[SecureAnswer, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("welcome", "run_offer", "task", "grant", "grant_withdrawn", "verdict", "committed", "cancel_task", "run_ended", "member_list", "drain", "introduction")
+    __slots__ = ("welcome", "run_offer", "task", "grant", "grant_withdrawn", "verdict", "committed", "cancel_task", "run_ended", "member_list", "drain", "introduction", "secure_step")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     RUN_OFFER_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +73,7 @@ class ServerMessage(_message.Message):
     MEMBER_LIST_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     INTRODUCTION_FIELD_NUMBER: _ClassVar[int]
+    SECURE_STEP_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     run_offer: RunOffer
     task: Task
@@ -82,7 +86,8 @@ class ServerMessage(_message.Message):
     member_list: _members_pb2.SignedMemberList
     drain: Drain
     introduction: _gossip_pb2.Introduction
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., run_offer: _Optional[_Union[RunOffer, _Mapping]] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., grant_withdrawn: _Optional[_Union[GrantWithdrawn, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., cancel_task: _Optional[_Union[CancelTask, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ..., member_list: _Optional[_Union[_members_pb2.SignedMemberList, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., introduction: _Optional[_Union[_gossip_pb2.Introduction, _Mapping]] = ...) -> None: ...
+    secure_step: SecureStep
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., run_offer: _Optional[_Union[RunOffer, _Mapping]] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., grant_withdrawn: _Optional[_Union[GrantWithdrawn, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., cancel_task: _Optional[_Union[CancelTask, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ..., member_list: _Optional[_Union[_members_pb2.SignedMemberList, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., introduction: _Optional[_Union[_gossip_pb2.Introduction, _Mapping]] = ..., secure_step: _Optional[_Union[SecureStep, _Mapping]] = ...) -> None: ...
 
 class TaskKey(_message.Message):
     __slots__ = ("run", "task", "attempt")
@@ -413,3 +418,47 @@ class Drain(_message.Message):
     RECONNECT_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     reconnect_after_s: int
     def __init__(self, reconnect_after_s: _Optional[int] = ...) -> None: ...
+
+class SecureStep(_message.Message):
+    __slots__ = ("key", "session", "plan", "keys", "ring", "shares", "survivors", "confirmations", "end")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    RING_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    SURVIVORS_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMATIONS_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    key: TaskKey
+    session: int
+    plan: _secure_pb2.SecurePlan
+    keys: _secure_pb2.SecureKeys
+    ring: _secure_pb2.SecureRing
+    shares: _secure_pb2.SecureShares
+    survivors: bytes
+    confirmations: _secure_pb2.SecureConfirmations
+    end: _secure_pb2.SecureEnd
+    def __init__(self, key: _Optional[_Union[TaskKey, _Mapping]] = ..., session: _Optional[int] = ..., plan: _Optional[_Union[_secure_pb2.SecurePlan, _Mapping]] = ..., keys: _Optional[_Union[_secure_pb2.SecureKeys, _Mapping]] = ..., ring: _Optional[_Union[_secure_pb2.SecureRing, _Mapping]] = ..., shares: _Optional[_Union[_secure_pb2.SecureShares, _Mapping]] = ..., survivors: _Optional[bytes] = ..., confirmations: _Optional[_Union[_secure_pb2.SecureConfirmations, _Mapping]] = ..., end: _Optional[_Union[_secure_pb2.SecureEnd, _Mapping]] = ...) -> None: ...
+
+class SecureAnswer(_message.Message):
+    __slots__ = ("key", "session", "advertised", "ring_nonce", "shared", "input", "confirmation", "unmasked", "refused")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    ADVERTISED_FIELD_NUMBER: _ClassVar[int]
+    RING_NONCE_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMATION_FIELD_NUMBER: _ClassVar[int]
+    UNMASKED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    key: TaskKey
+    session: int
+    advertised: bytes
+    ring_nonce: bytes
+    shared: _secure_pb2.SecureShared
+    input: _secure_pb2.SecureInput
+    confirmation: bytes
+    unmasked: bytes
+    refused: _errors_pb2.ErrorDetail
+    def __init__(self, key: _Optional[_Union[TaskKey, _Mapping]] = ..., session: _Optional[int] = ..., advertised: _Optional[bytes] = ..., ring_nonce: _Optional[bytes] = ..., shared: _Optional[_Union[_secure_pb2.SecureShared, _Mapping]] = ..., input: _Optional[_Union[_secure_pb2.SecureInput, _Mapping]] = ..., confirmation: _Optional[bytes] = ..., unmasked: _Optional[bytes] = ..., refused: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...

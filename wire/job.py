@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,14 +15,17 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from atoll.wire.control_section import BestSection, ControlSection
+from atoll.wire.duration import Seconds as Seconds  # noqa: PLC0414  named from here by all other tables
+from atoll.wire.duration import parse_duration_s as parse_duration_s  # noqa: PLC0414
 from atoll.wire.errors import ConfigError, Malformed
 from atoll.wire.explain import explain
 from atoll.wire.names import check_label, check_run_id, check_site_name
 from atoll.wire.overrides import changed
 from atoll.wire.parallel_section import ParallelSection
+from atoll.wire.privacy_section import PrivacySection, SecureAggregationSection
 from atoll.wire.statistics_section import StatisticsSection
 from atoll.wire.strict import Strict as Strict  # noqa: PLC0414  named from here by all other tables
 from atoll.wire.toml_file import TomlFile, read_toml
@@ -33,26 +35,6 @@ MAX_DEPTH = 32  # tables within tables; a job has three
 
 Asks = Literal["train", "evaluate", "statistics"]
 
-_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*$")
-_UNIT_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def parse_duration_s(value: object) -> float:
-    """Seconds from a number or a text such as "90s", "10m", "1.5h".
-
-    Raises:
-        ValueError: it is neither, or not positive.
-    """
-    if isinstance(value, str) and (match := _DURATION.match(value)):
-        seconds = float(match[1]) * _UNIT_S[match[2]]
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = float(value)
-    else:
-        raise ValueError('wanted a duration such as "90s", "10m" or "1.5h"')
-    if not 0 < seconds < 10 * 365 * 86400:
-        raise ValueError("a duration is longer than nothing and shorter than ten years")
-    return seconds
-
 
 def _checked(check: Callable[[str], str], value: str) -> str:
     try:
@@ -61,7 +43,6 @@ def _checked(check: Callable[[str], str], value: str) -> str:
         raise ValueError(f"wanted {error.bound}") from None
 
 
-Seconds = Annotated[float, BeforeValidator(parse_duration_s)]
 Label = Annotated[str, AfterValidator(partial(_checked, partial(check_label, field="name")))]
 SiteName = Annotated[str, AfterValidator(partial(_checked, check_site_name))]
 RunId = Annotated[str, AfterValidator(partial(_checked, check_run_id))]
@@ -181,6 +162,7 @@ class Job(Strict):
     training: TrainingSection = TrainingSection()
     parallel: ParallelSection | None = None
     control: ControlSection | None = None
+    privacy: PrivacySection | None = None
 
     @model_validator(mode="after")
     def _judged_where_it_is_evaluated(self) -> Job:
@@ -203,6 +185,8 @@ class Job(Strict):
             raise ValueError("evaluation.only = true asks the sites: set evaluation.sites = true")
         if self.control is not None:
             raise ValueError("[control] is about training, and this job trains nothing: remove the table")
+        if self.privacy is not None:
+            raise ValueError("[privacy] is about updates, and this job trains nothing: remove the table")
         if self.job.continues is not None:
             raise ValueError(f"job.continues = {self.job.continues!r}: only a training goes on from another one")
         return self
@@ -227,6 +211,11 @@ class Job(Strict):
     def best(self) -> BestSection | None:
         """By what the best version is told; None where none is kept."""
         return self.control.best if self.control is not None else None
+
+    @property
+    def secure_aggregation(self) -> SecureAggregationSection | None:
+        """The terms by which updates are masked; None where they are not."""
+        return self.privacy.secure_aggregation if self.privacy is not None else None
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -254,7 +243,6 @@ class Job(Strict):
 # Tables of later versions: refused by name, never ignored.
 _NOT_YET = {
     "privacy.differential_privacy": "differential privacy is not in this version of Atoll",
-    "privacy": "secure aggregation and differential privacy are not in this version of Atoll",
 }
 
 
@@ -316,7 +304,9 @@ def parse_job(table: dict[str, Any], source: TomlFile | str = "job") -> Job:
 
 def evaluating(job: Job) -> Job:
     """The same job, but for its training: its sites judge version 0. Raises ConfigError where that cannot be."""
-    table = job.model_dump(mode="json", exclude_none=True, exclude={"statistics": True, "control": True})
+    table = job.model_dump(
+        mode="json", exclude_none=True, exclude={"statistics": True, "control": True, "privacy": True}
+    )
     table["job"] = {key: value for key, value in table["job"].items() if key not in ("start", "continues")} | {
         "rounds": 1
     }

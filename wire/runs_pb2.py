@@ -25,9 +25,10 @@ _sym_db = _symbol_database.Default()
 from atoll.wire import control_pb2 as atoll_dot_wire_dot_control__pb2
 from atoll.wire import errors_pb2 as atoll_dot_wire_dot_errors__pb2
 from atoll.wire import gossip_pb2 as atoll_dot_wire_dot_gossip__pb2
+from atoll.wire import secure_pb2 as atoll_dot_wire_dot_secure__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x61toll/wire/runs.proto\x12\natoll.wire\x1a\x18\x61toll/wire/control.proto\x1a\x17\x61toll/wire/errors.proto\x1a\x17\x61toll/wire/gossip.proto\"`\n\rSubmitRequest\x12\x0b\n\x03job\x18\x01 \x01(\x0c\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\x12\x10\n\x08\x61pp_hash\x18\x03 \x01(\t\x12\r\n\x05\x63rc32\x18\x04 \x01(\r\x12\x0f\n\x07request\x18\x05 \x01(\t\"=\n\x0bSubmitReply\x12\x0b\n\x03run\x18\x01 \x01(\t\x12!\n\x06upload\x18\x02 \x01(\x0b\x32\x11.atoll.wire.Grant\"\r\n\x0bListRequest\"2\n\tListReply\x12%\n\x04runs\x18\x01 \x03(\x0b\x32\x17.atoll.wire.RunSnapshot\"\x1b\n\x0cWatchRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"\xf1\x02\n\x0bRunSnapshot\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06status\x18\x03 \x01(\t\x12\'\n\x06reason\x18\x04 \x01(\x0b\x32\x17.atoll.wire.ErrorDetail\x12\r\n\x05round\x18\x05 \x01(\r\x12\x12\n\nnum_rounds\x18\x06 \x01(\r\x12\x0f\n\x07version\x18\x07 \x01(\x04\x12\'\n\x05sites\x18\x08 \x03(\x0b\x32\x18.atoll.wire.SiteProgress\x12\'\n\x06rounds\x18\t \x03(\x0b\x32\x17.atoll.wire.RoundRecord\x12\x14\n\x0csubmitted_by\x18\n \x01(\t\x12\x1b\n\x13submitted_at_unix_s\x18\x0b \x01(\x01\x12\x14\n\x0c\x62\x65st_version\x18\x0c \x01(\x04\x12\x11\n\tcontinues\x18\r \x01(\t\x12,\n\x08\x65xchange\x18\x14 \x01(\x0b\x32\x1a.atoll.wire.ExchangeRecord\"X\n\x0cSiteProgress\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0c\n\x04\x64one\x18\x03 \x01(\x04\x12\r\n\x05total\x18\x04 \x01(\x04\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\"\xc8\x06\n\x0bRoundRecord\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x11\n\tnum_sites\x18\x03 \x01(\r\x12\x0e\n\x06weight\x18\x04 \x01(\x04\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12@\n\rtrain_metrics\x18\x06 \x03(\x0b\x32).atoll.wire.RoundRecord.TrainMetricsEntry\x12\x46\n\x10\x65valuate_metrics\x18\x07 \x03(\x0b\x32,.atoll.wire.RoundRecord.EvaluateMetricsEntry\x12\x42\n\x0eserver_metrics\x18\x08 \x03(\x0b\x32*.atoll.wire.RoundRecord.ServerMetricsEntry\x12\x0f\n\x07missing\x18\t \x03(\t\x12\x10\n\x08\x62ytes_up\x18\n \x01(\x04\x12\x12\n\nbytes_down\x18\x0b \x01(\x04\x12\x0c\n\x04\x62\x65st\x18\r \x01(\x08\x12\x35\n\x07reasons\x18\x0c \x03(\x0b\x32$.atoll.wire.RoundRecord.ReasonsEntry\x12,\n\x08\x66\x65\x61tures\x18\x14 \x03(\x0b\x32\x1a.atoll.wire.FeatureSummary\x12\'\n\x07\x62y_site\x18\x15 \x03(\x0b\x32\x16.atoll.wire.SiteAnswer\x12,\n\x08\x65xchange\x18\x16 \x01(\x0b\x32\x1a.atoll.wire.ExchangeRecord\x1aJ\n\x11TrainMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.atoll.wire.MetricSum:\x02\x38\x01\x1aM\n\x14\x45valuateMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.atoll.wire.MetricSum:\x02\x38\x01\x1aK\n\x12ServerMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.atoll.wire.MetricSum:\x02\x38\x01\x1a.\n\x0cReasonsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xc5\x01\n\nSiteAnswer\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x34\n\x07metrics\x18\x02 \x03(\x0b\x32#.atoll.wire.SiteAnswer.MetricsEntry\x12,\n\x08\x66\x65\x61tures\x18\x03 \x03(\x0b\x32\x1a.atoll.wire.FeatureSummary\x1a\x45\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.atoll.wire.MetricSum:\x02\x38\x01\"\xf2\x01\n\x0e\x46\x65\x61tureSummary\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnum_sites\x18\x02 \x01(\r\x12\x14\n\x0cnum_withheld\x18\x03 \x01(\r\x12\r\n\x05\x63ount\x18\x04 \x01(\x04\x12\x11\n\x04mean\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\x08variance\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05\x65\x64ges\x18\x07 \x03(\x01\x12\r\n\x05least\x18\x08 \x03(\x04\x12\x0c\n\x04most\x18\t \x03(\x04\x12.\n\tquantiles\x18\n \x03(\x0b\x32\x1b.atoll.wire.QuantileSummaryB\x07\n\x05_meanB\x0b\n\t_variance\"v\n\x0fQuantileSummary\x12\t\n\x01q\x18\x01 \x01(\x01\x12\x12\n\x05value\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05lower\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05upper\x18\x04 \x01(\x01H\x02\x88\x01\x01\x42\x08\n\x06_valueB\x08\n\x06_lowerB\x08\n\x06_upper\"\x1a\n\x0bStopRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"\x0b\n\tStopReply\"J\n\x0cModelRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06newest\x18\x03 \x01(\x08\x12\x0c\n\x04\x62\x65st\x18\x04 \x01(\x08\"b\n\nModelReply\x12#\n\x08\x64ownload\x18\x01 \x01(\x0b\x32\x11.atoll.wire.Grant\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0c\n\x04\x62\x65st\x18\x04 \x01(\x08\x32\xad\x02\n\x04Runs\x12<\n\x06Submit\x12\x19.atoll.wire.SubmitRequest\x1a\x17.atoll.wire.SubmitReply\x12\x36\n\x04List\x12\x17.atoll.wire.ListRequest\x1a\x15.atoll.wire.ListReply\x12<\n\x05Watch\x12\x18.atoll.wire.WatchRequest\x1a\x17.atoll.wire.RunSnapshot0\x01\x12\x36\n\x04Stop\x12\x17.atoll.wire.StopRequest\x1a\x15.atoll.wire.StopReply\x12\x39\n\x05Model\x12\x18.atoll.wire.ModelRequest\x1a\x16.atoll.wire.ModelReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x61toll/wire/runs.proto\x12\natoll.wire\x1a\x18\x61toll/wire/control.proto\x1a\x17\x61toll/wire/errors.proto\x1a\x17\x61toll/wire/gossip.proto\x1a\x17\x61toll/wire/secure.proto\"`\n\rSubmitRequest\x12\x0b\n\x03job\x18\x01 \x01(\x0c\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\x12\x10\n\x08\x61pp_hash\x18\x03 \x01(\t\x12\r\n\x05\x63rc32\x18\x04 \x01(\r\x12\x0f\n\x07request\x18\x05 \x01(\t\"=\n\x0bSubmitReply\x12\x0b\n\x03run\x18\x01 \x01(\t\x12!\n\x06upload\x18\x02 \x01(\x0b\x32\x11.atoll.wire.Grant\"\r\n\x0bListRequest\"2\n\tListReply\x12%\n\x04runs\x18\x01 \x03(\x0b\x32\x17.atoll.wire.RunSnapshot\"\x1b\n\x0cWatchRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"\xf1\x02\n\x0bRunSnapshot\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06status\x18\x03 \x01(\t\x12\'\n\x06reason\x18\x04 \x01(\x0b\x32\x17.atoll.wire.ErrorDetail\x12\r\n\x05round\x18\x05 \x01(\r\x12\x12\n\nnum_rounds\x18\x06 \x01(\r\x12\x0f\n\x07version\x18\x07 \x01(\x04\x12\'\n\x05sites\x18\x08 \x03(\x0b\x32\x18.atoll.wire.SiteProgress\x12\'\n\x06rounds\x18\t \x03(\x0b\x32\x17.atoll.wire.RoundRecord\x12\x14\n\x0csubmitted_by\x18\n \x01(\t\x12\x1b\n\x13submitted_at_unix_s\x18\x0b \x01(\x01\x12\x14\n\x0c\x62\x65st_version\x18\x0c \x01(\x04\x12\x11\n\tcontinues\x18\r \x01(\t\x12,\n\x08\x65xchange\x18\x14 \x01(\x0b\x32\x1a.atoll.wire.ExchangeRecord\"X\n\x0cSiteProgress\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0c\n\x04\x64one\x18\x03 \x01(\x04\x12\r\n\x05total\x18\x04 \x01(\x04\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\"\xf2\x06\n\x0bRoundRecord\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x11\n\tnum_sites\x18\x03 \x01(\r\x12\x0e\n\x06weight\x18\x04 \x01(\x04\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12@\n\rtrain_metrics\x18\x06 \x03(\x0b\x32).atoll.wire.RoundRecord.TrainMetricsEntry\x12\x46\n\x10\x65valuate_metrics\x18\x07 \x03(\x0b\x32,.atoll.wire.RoundRecord.EvaluateMetricsEntry\x12\x42\n\x0eserver_metrics\x18\x08 \x03(\x0b\x32*.atoll.wire.RoundRecord.ServerMetricsEntry\x12\x0f\n\x07missing\x18\t \x03(\t\x12\x10\n\x08\x62ytes_up\x18\n \x01(\x04\x12\x12\n\nbytes_down\x18\x0b \x01(\x04\x12\x0c\n\x04\x62\x65st\x18\r \x01(\x08\x12\x35\n\x07reasons\x18\x0c \x03(\x0b\x32$.atoll.wire.RoundRecord.ReasonsEntry\x12,\n\x08\x66\x65\x61tures\x18\x14 \x03(\x0b\x32\x1a.atoll.wire.FeatureSummary\x12\'\n\x07\x62y_site\x18\x15 \x03(\x0b\x32\x16.atoll.wire.SiteAnswer\x12,\n\x08\x65xchange\x18\x16 \x01(\x0b\x32\x1a.atoll.wire.ExchangeRecord\x12(\n\x06secure\x18\x17 \x01(\x0b\x32\x18.atoll.wire.SecureRecord\x1aJ\n\x11TrainMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.atoll.wire.MetricSum:\x02\x38\x01\x1aM\n\x14\x45valuateMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.atoll.wire.MetricSum:\x02\x38\x01\x1aK\n\x12ServerMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.atoll.wire.MetricSum:\x02\x38\x01\x1a.\n\x0cReasonsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xc5\x01\n\nSiteAnswer\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x34\n\x07metrics\x18\x02 \x03(\x0b\x32#.atoll.wire.SiteAnswer.MetricsEntry\x12,\n\x08\x66\x65\x61tures\x18\x03 \x03(\x0b\x32\x1a.atoll.wire.FeatureSummary\x1a\x45\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.atoll.wire.MetricSum:\x02\x38\x01\"\xf2\x01\n\x0e\x46\x65\x61tureSummary\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnum_sites\x18\x02 \x01(\r\x12\x14\n\x0cnum_withheld\x18\x03 \x01(\r\x12\r\n\x05\x63ount\x18\x04 \x01(\x04\x12\x11\n\x04mean\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\x08variance\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05\x65\x64ges\x18\x07 \x03(\x01\x12\r\n\x05least\x18\x08 \x03(\x04\x12\x0c\n\x04most\x18\t \x03(\x04\x12.\n\tquantiles\x18\n \x03(\x0b\x32\x1b.atoll.wire.QuantileSummaryB\x07\n\x05_meanB\x0b\n\t_variance\"v\n\x0fQuantileSummary\x12\t\n\x01q\x18\x01 \x01(\x01\x12\x12\n\x05value\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05lower\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05upper\x18\x04 \x01(\x01H\x02\x88\x01\x01\x42\x08\n\x06_valueB\x08\n\x06_lowerB\x08\n\x06_upper\"\x1a\n\x0bStopRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"\x0b\n\tStopReply\"J\n\x0cModelRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06newest\x18\x03 \x01(\x08\x12\x0c\n\x04\x62\x65st\x18\x04 \x01(\x08\"b\n\nModelReply\x12#\n\x08\x64ownload\x18\x01 \x01(\x0b\x32\x11.atoll.wire.Grant\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x0c\n\x04\x62\x65st\x18\x04 \x01(\x08\x32\xad\x02\n\x04Runs\x12<\n\x06Submit\x12\x19.atoll.wire.SubmitRequest\x1a\x17.atoll.wire.SubmitReply\x12\x36\n\x04List\x12\x17.atoll.wire.ListRequest\x1a\x15.atoll.wire.ListReply\x12<\n\x05Watch\x12\x18.atoll.wire.WatchRequest\x1a\x17.atoll.wire.RunSnapshot0\x01\x12\x36\n\x04Stop\x12\x17.atoll.wire.StopRequest\x1a\x15.atoll.wire.StopReply\x12\x39\n\x05Model\x12\x18.atoll.wire.ModelRequest\x1a\x16.atoll.wire.ModelReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,46 +45,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUNDRECORD_REASONSENTRY']._serialized_options = b'8\001'
   _globals['_SITEANSWER_METRICSENTRY']._loaded_options = None
   _globals['_SITEANSWER_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_SUBMITREQUEST']._serialized_start=113
-  _globals['_SUBMITREQUEST']._serialized_end=209
-  _globals['_SUBMITREPLY']._serialized_start=211
-  _globals['_SUBMITREPLY']._serialized_end=272
-  _globals['_LISTREQUEST']._serialized_start=274
-  _globals['_LISTREQUEST']._serialized_end=287
-  _globals['_LISTREPLY']._serialized_start=289
-  _globals['_LISTREPLY']._serialized_end=339
-  _globals['_WATCHREQUEST']._serialized_start=341
-  _globals['_WATCHREQUEST']._serialized_end=368
-  _globals['_RUNSNAPSHOT']._serialized_start=371
-  _globals['_RUNSNAPSHOT']._serialized_end=740
-  _globals['_SITEPROGRESS']._serialized_start=742
-  _globals['_SITEPROGRESS']._serialized_end=830
-  _globals['_ROUNDRECORD']._serialized_start=833
-  _globals['_ROUNDRECORD']._serialized_end=1673
-  _globals['_ROUNDRECORD_TRAINMETRICSENTRY']._serialized_start=1395
-  _globals['_ROUNDRECORD_TRAINMETRICSENTRY']._serialized_end=1469
-  _globals['_ROUNDRECORD_EVALUATEMETRICSENTRY']._serialized_start=1471
-  _globals['_ROUNDRECORD_EVALUATEMETRICSENTRY']._serialized_end=1548
-  _globals['_ROUNDRECORD_SERVERMETRICSENTRY']._serialized_start=1550
-  _globals['_ROUNDRECORD_SERVERMETRICSENTRY']._serialized_end=1625
-  _globals['_ROUNDRECORD_REASONSENTRY']._serialized_start=1627
-  _globals['_ROUNDRECORD_REASONSENTRY']._serialized_end=1673
-  _globals['_SITEANSWER']._serialized_start=1676
-  _globals['_SITEANSWER']._serialized_end=1873
-  _globals['_SITEANSWER_METRICSENTRY']._serialized_start=1804
-  _globals['_SITEANSWER_METRICSENTRY']._serialized_end=1873
-  _globals['_FEATURESUMMARY']._serialized_start=1876
-  _globals['_FEATURESUMMARY']._serialized_end=2118
-  _globals['_QUANTILESUMMARY']._serialized_start=2120
-  _globals['_QUANTILESUMMARY']._serialized_end=2238
-  _globals['_STOPREQUEST']._serialized_start=2240
-  _globals['_STOPREQUEST']._serialized_end=2266
-  _globals['_STOPREPLY']._serialized_start=2268
-  _globals['_STOPREPLY']._serialized_end=2279
-  _globals['_MODELREQUEST']._serialized_start=2281
-  _globals['_MODELREQUEST']._serialized_end=2355
-  _globals['_MODELREPLY']._serialized_start=2357
-  _globals['_MODELREPLY']._serialized_end=2455
-  _globals['_RUNS']._serialized_start=2458
-  _globals['_RUNS']._serialized_end=2759
+  _globals['_SUBMITREQUEST']._serialized_start=138
+  _globals['_SUBMITREQUEST']._serialized_end=234
+  _globals['_SUBMITREPLY']._serialized_start=236
+  _globals['_SUBMITREPLY']._serialized_end=297
+  _globals['_LISTREQUEST']._serialized_start=299
+  _globals['_LISTREQUEST']._serialized_end=312
+  _globals['_LISTREPLY']._serialized_start=314
+  _globals['_LISTREPLY']._serialized_end=364
+  _globals['_WATCHREQUEST']._serialized_start=366
+  _globals['_WATCHREQUEST']._serialized_end=393
+  _globals['_RUNSNAPSHOT']._serialized_start=396
+  _globals['_RUNSNAPSHOT']._serialized_end=765
+  _globals['_SITEPROGRESS']._serialized_start=767
+  _globals['_SITEPROGRESS']._serialized_end=855
+  _globals['_ROUNDRECORD']._serialized_start=858
+  _globals['_ROUNDRECORD']._serialized_end=1740
+  _globals['_ROUNDRECORD_TRAINMETRICSENTRY']._serialized_start=1462
+  _globals['_ROUNDRECORD_TRAINMETRICSENTRY']._serialized_end=1536
+  _globals['_ROUNDRECORD_EVALUATEMETRICSENTRY']._serialized_start=1538
+  _globals['_ROUNDRECORD_EVALUATEMETRICSENTRY']._serialized_end=1615
+  _globals['_ROUNDRECORD_SERVERMETRICSENTRY']._serialized_start=1617
+  _globals['_ROUNDRECORD_SERVERMETRICSENTRY']._serialized_end=1692
+  _globals['_ROUNDRECORD_REASONSENTRY']._serialized_start=1694
+  _globals['_ROUNDRECORD_REASONSENTRY']._serialized_end=1740
+  _globals['_SITEANSWER']._serialized_start=1743
+  _globals['_SITEANSWER']._serialized_end=1940
+  _globals['_SITEANSWER_METRICSENTRY']._serialized_start=1871
+  _globals['_SITEANSWER_METRICSENTRY']._serialized_end=1940
+  _globals['_FEATURESUMMARY']._serialized_start=1943
+  _globals['_FEATURESUMMARY']._serialized_end=2185
+  _globals['_QUANTILESUMMARY']._serialized_start=2187
+  _globals['_QUANTILESUMMARY']._serialized_end=2305
+  _globals['_STOPREQUEST']._serialized_start=2307
+  _globals['_STOPREQUEST']._serialized_end=2333
+  _globals['_STOPREPLY']._serialized_start=2335
+  _globals['_STOPREPLY']._serialized_end=2346
+  _globals['_MODELREQUEST']._serialized_start=2348
+  _globals['_MODELREQUEST']._serialized_end=2422
+  _globals['_MODELREPLY']._serialized_start=2424
+  _globals['_MODELREPLY']._serialized_end=2522
+  _globals['_RUNS']._serialized_start=2525
+  _globals['_RUNS']._serialized_end=2826
 # @@protoc_insertion_point(module_scope)

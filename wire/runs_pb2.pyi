@@ -1,6 +1,7 @@
 from atoll.wire import control_pb2 as _control_pb2
 from atoll.wire import errors_pb2 as _errors_pb2
 from atoll.wire import gossip_pb2 as _gossip_pb2
+from atoll.wire import secure_pb2 as _secure_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -94,7 +95,7 @@ class SiteProgress(_message.Message):
     def __init__(self, site: _Optional[str] = ..., state: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class RoundRecord(_message.Message):
-    __slots__ = ("round", "version", "num_sites", "weight", "seconds", "train_metrics", "evaluate_metrics", "server_metrics", "missing", "bytes_up", "bytes_down", "best", "reasons", "features", "by_site", "exchange")
+    __slots__ = ("round", "version", "num_sites", "weight", "seconds", "train_metrics", "evaluate_metrics", "server_metrics", "missing", "bytes_up", "bytes_down", "best", "reasons", "features", "by_site", "exchange", "secure")
     class TrainMetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +140,7 @@ class RoundRecord(_message.Message):
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     BY_SITE_FIELD_NUMBER: _ClassVar[int]
     EXCHANGE_FIELD_NUMBER: _ClassVar[int]
+    SECURE_FIELD_NUMBER: _ClassVar[int]
     round: int
     version: int
     num_sites: int
@@ -155,7 +157,8 @@ class RoundRecord(_message.Message):
     features: _containers.RepeatedCompositeFieldContainer[FeatureSummary]
     by_site: _containers.RepeatedCompositeFieldContainer[SiteAnswer]
     exchange: _gossip_pb2.ExchangeRecord
-    def __init__(self, round: _Optional[int] = ..., version: _Optional[int] = ..., num_sites: _Optional[int] = ..., weight: _Optional[int] = ..., seconds: _Optional[float] = ..., train_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., evaluate_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., server_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., missing: _Optional[_Iterable[str]] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., best: _Optional[bool] = ..., reasons: _Optional[_Mapping[str, str]] = ..., features: _Optional[_Iterable[_Union[FeatureSummary, _Mapping]]] = ..., by_site: _Optional[_Iterable[_Union[SiteAnswer, _Mapping]]] = ..., exchange: _Optional[_Union[_gossip_pb2.ExchangeRecord, _Mapping]] = ...) -> None: ...
+    secure: _secure_pb2.SecureRecord
+    def __init__(self, round: _Optional[int] = ..., version: _Optional[int] = ..., num_sites: _Optional[int] = ..., weight: _Optional[int] = ..., seconds: _Optional[float] = ..., train_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., evaluate_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., server_metrics: _Optional[_Mapping[str, _control_pb2.MetricSum]] = ..., missing: _Optional[_Iterable[str]] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., best: _Optional[bool] = ..., reasons: _Optional[_Mapping[str, str]] = ..., features: _Optional[_Iterable[_Union[FeatureSummary, _Mapping]]] = ..., by_site: _Optional[_Iterable[_Union[SiteAnswer, _Mapping]]] = ..., exchange: _Optional[_Union[_gossip_pb2.ExchangeRecord, _Mapping]] = ..., secure: _Optional[_Union[_secure_pb2.SecureRecord, _Mapping]] = ...) -> None: ...
 
 class SiteAnswer(_message.Message):
     __slots__ = ("site", "metrics", "features")

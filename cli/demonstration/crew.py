@@ -42,9 +42,13 @@ class Crew:
 
     def start(self, name: str, *arguments: str | Path) -> None:
         """Starts `atoll ARGUMENTS` as a process that goes on until `stop`. To be called from the main thread."""
+        self.start_program(name, atoll_command(*arguments))
+
+    def start_program(self, name: str, command: list[str]) -> None:
+        """The same of another command."""
         with (self.logs / f"{name}.log").open("ab") as log, _ctrl_c_held_back():
             self._running[name] = subprocess.Popen(
-                atoll_command(*arguments),
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -21,11 +21,13 @@ from torch.utils.data import Dataset
 from atoll.aggregation.encode import begin_update, encode_tensor
 from atoll.aggregation.layout import UpdateLayout
 from atoll.aggregation.rounding import Rounding, rounding_key
+from atoll.aggregation.schedule import Asynchronous
 from atoll.aggregation.strategy import Strategy, resolve
 from atoll.cluster.app import App
 from atoll.cluster.batches import Work, plan_work
 from atoll.cluster.local_loop import Outcome, train_locally
-from atoll.cluster.messages import Evaluate, Evaluated, Prepared, Train, Trained
+from atoll.cluster.masking import discount_of, mask_update
+from atoll.cluster.messages import Evaluate, Evaluated, Mask, Masked, Prepared, Train, Trained
 from atoll.cluster.parallel.judging import judge
 from atoll.cluster.parallel.layouts import Layout
 from atoll.cluster.parallel.pipeline import Stages
@@ -78,6 +80,7 @@ class SpreadSession:
             max_weight=self.training.max_weight if self.training else 0,
             update_bytes=self.updates.num_bytes if self.training else 0,
             device=str(self.device),
+            sums_stale=isinstance(self.strategy.schedule, Asynchronous),
         )
 
     def at(self, round_: int) -> SpreadSession | None:
@@ -121,7 +124,21 @@ class SpreadSession:
             self._write(training, request.round, sources, out)
             crc32 = crc32_of(out) if _is_first() else 0
         return Trained(
-            key=request.key, weight=outcome.weight, metrics=dict(outcome.metrics), num_bytes=num_bytes, crc32=crc32
+            key=request.key,
+            weight=outcome.weight,
+            metrics=dict(outcome.metrics),
+            num_bytes=num_bytes,
+            crc32=crc32,
+            num_values=self.updates.num_values,
+        )
+
+    def mask(self, request: Mask, on_step: OnStep) -> Masked:
+        """The masked input of a session, from an update that all processes have written: work of one of them."""
+        if self.training is None:
+            raise NotAllowed("this worker was prepared for evaluation only", site=self.site, run=self.run)
+        discount = discount_of(self.strategy.schedule, request.staleness)
+        return mask_update(
+            self.updates, request, self.training.secret, discount=discount, on_slice=lambda: on_step(0, 0)
         )
 
     def evaluate(self, request: Evaluate, on_step: OnStep) -> Evaluated:

@@ -40,6 +40,8 @@ from atoll.cluster.messages import (
     Evaluate,
     Evaluated,
     Failed,
+    Mask,
+    Masked,
     Prepare,
     Prepared,
     Progress,
@@ -61,7 +63,7 @@ GRACE_S = 5.0  # for the other ranks' answers after one has failed; those that f
 CLOSE_S = 10.0  # for the ranks to end in order
 LOOK_EVERY_S = 0.1  # for a cancelled task, while no rank says anything
 
-A = TypeVar("A", Prepared, Trained, Evaluated)
+A = TypeVar("A", Prepared, Trained, Masked, Evaluated)
 _log = logging.getLogger("atoll.worker")
 
 
@@ -121,6 +123,10 @@ class WorldSession:
         """One round, by all ranks. Raises what one of them raises."""
         return self._ask(request, Trained, on_step)
 
+    def mask(self, request: Mask, on_step: OnStep) -> Masked:
+        """The masked input of a session, by the first rank, which uses all cores. Raises as `mask_update` does."""
+        return self._ask(request, Masked, on_step, num_ranks=1)
+
     def evaluate(self, request: Evaluate, on_step: OnStep) -> Evaluated:
         """Metric sums of a version, by all ranks. Raises what one of them raises."""
         return self._ask(request, Evaluated, on_step)
@@ -131,7 +137,7 @@ class WorldSession:
             return
         self._is_open = False
         if in_order and len(self._ranks) == self._count:
-            self._send(Close())
+            self._send(Close(), self._count)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._launcher.wait(CLOSE_S)
         for connection in self._ranks.values():
@@ -195,17 +201,20 @@ class WorldSession:
         with contextlib.suppress(OSError, ValueError, AtollError):
             while line := lines.readline(LINE_BYTES):
                 message = decode(line)
-                if not isinstance(message, Prepare | Train | Evaluate | Describe | Cancel | Close):
+                if not isinstance(message, Prepare | Train | Mask | Evaluate | Describe | Cancel | Close):
                     self._said.put((rank, message))
         self._said.put((rank, None))
 
-    def _ask(self, request: Prepare | Train | Evaluate, wanted: type[A], on_step: OnStep) -> A:
-        """What all ranks answer: that of the first, where none has failed."""
-        self._send(request)
+    def _ask(
+        self, request: Prepare | Train | Mask | Evaluate, wanted: type[A], on_step: OnStep, num_ranks: int | None = None
+    ) -> A:
+        """What all ranks, or the first `num_ranks`, answer: that of the first, where none has failed."""
+        count = num_ranks or self._count
+        self._send(request, count)
         key = "prepare" if isinstance(request, Prepare) else request.key
-        answers = self._answers(key, on_step)
+        answers = self._answers(key, on_step, count)
         failures = [answer for _, answer in sorted(answers.items()) if isinstance(answer, Failed)]
-        if len(answers) < self._count:
+        if len(answers) < count:
             _log.error(
                 "%d of %d ranks failed, the others wait for them: the world is ended", len(failures), self._count
             )
@@ -218,12 +227,12 @@ class WorldSession:
         assert isinstance(first, wanted)
         return first
 
-    def _answers(self, key: str, on_step: OnStep) -> Mapping[int, Answer]:
-        """By rank; of all, or of those that have answered some seconds after one has failed."""
+    def _answers(self, key: str, on_step: OnStep, count: int) -> Mapping[int, Answer]:
+        """By rank; of all that were asked, or of those that have answered some seconds after one has failed."""
         answers: dict[int, Answer] = {}
         is_cancelled = False
         end_s: float | None = None
-        while len(answers) < self._count and (end_s is None or time.monotonic() < end_s):
+        while len(answers) < count and (end_s is None or time.monotonic() < end_s):
             done, total = 0, 0
             try:
                 rank, message = self._said.get(timeout=LOOK_EVERY_S)
@@ -243,12 +252,12 @@ class WorldSession:
                     on_step(done, total)
                 except Stale:
                     is_cancelled = True
-                    self._send(Cancel(key=key))
+                    self._send(Cancel(key=key), count)
         return answers
 
-    def _send(self, request: Request) -> None:
+    def _send(self, request: Request, num_ranks: int) -> None:
         line = encode(request)
-        for connection in self._ranks.values():
+        for connection in (self._ranks[rank] for rank in range(num_ranks)):
             with contextlib.suppress(OSError):  # it has died; `_listen` says so
                 connection.sendall(line)
 

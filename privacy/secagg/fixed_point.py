@@ -10,18 +10,20 @@ The error of a sum's value is unbiased, below n C / L, with a variance of at mos
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.privacy.secagg.masks import BLOCK_BYTES, KeyStream, Lane
+from atoll.privacy.secagg.masks import KeyStream, Lane
 
 Bits = Literal[16, 32]
 WIDE_BITS: Final = 64  # lane of weights and metric sums, which are exact
 
 _MAGIC: Final = 1.5 * 2.0**84  # 1.5 * 2^52 in units of 2^32: a float64 beside it keeps its integer in its low half
-_RANDOM_BYTES: Final = 4
+_RANDOM: Final = np.dtype("<i4")
+_PART_VALUES: Final = 1 << 15  # 256 KiB as float64
 
 
 def largest_level(num_sites: int, bits: Bits) -> int:
@@ -54,25 +56,45 @@ class Quantiser:
             raise ValueError(f"scale {scale}")
         self._key = key
         self._scale = scale * 2.0**32
-        self._dtype = np.dtype(f"<u{bits // 8}")
-        self._bits = bits
+
+    def at(self, start: int) -> Levels:
+        """Writes the levels of the values from number `start` of the lane on."""
+        return Levels(KeyStream(self._key, start * _RANDOM.itemsize), self._scale)
 
     def write(self, values: NDArray[np.floating[Any]], start: int, out: Lane) -> None:
         """The levels of `values` (flat, finite, within the bound), of which the first is number `start` of the lane.
 
         The same key, value and place give the same level, whatever the blocks.
         """
-        stream = KeyStream(self._key, start * _RANDOM_BYTES)
-        size = BLOCK_BYTES // 8
-        scaled = np.empty(min(size, values.size))
-        for begin in range(0, values.size, size):
-            end = min(values.size, begin + size)
-            unit = scaled[: end - begin]
+        self.at(start).write(values, out)
+
+
+class Levels:
+    """Levels of one part of a lane, one block after the other."""
+
+    def __init__(self, stream: KeyStream, scale: float) -> None:
+        self._stream, self._scale = stream, scale
+
+    def write(self, values: NDArray[np.floating[Any]], out: Lane) -> None:
+        """Those of the next values (finite, within the bound), as many as `out` has room for."""
+        for begin in range(0, values.size, _PART_VALUES):
+            end = min(values.size, begin + _PART_VALUES)
+            unit = _scratch.unit[: end - begin]
             # In units of 2^-32: the value, a uniform number from -1/2 to 1/2, and a constant that rounds to integers.
-            np.multiply(values[begin:end], self._scale, out=unit, dtype=np.float64)
-            unit += np.frombuffer(stream.next(_RANDOM_BYTES * unit.size), dtype="<i4")
-            unit += _MAGIC
-            out[begin:end] = unit.view("<u4")[::2]
+            np.multiply(values[begin:end], self._scale, unit, dtype=np.float64)
+            np.add(unit, self._stream.next(unit.size, _RANDOM), unit)
+            np.add(unit, _MAGIC, unit)
+            np.copyto(out[begin:end], unit.view("<u8"), casting="unsafe")  # the low half, as the ring has it
+
+
+class _Scratch(threading.local):
+    """What each thread reuses."""
+
+    def __init__(self) -> None:
+        self.unit = np.empty(_PART_VALUES)
+
+
+_scratch = _Scratch()
 
 
 def total(levels: Lane) -> NDArray[np.int64]:

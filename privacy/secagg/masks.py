@@ -16,7 +16,9 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 
-BLOCK_BYTES: Final = 1 << 18  # values, key stream and zeros stay in a core's second-level cache together
+BLOCK_BYTES: Final = (
+    1 << 18
+)  # fastest of 32 KiB to 512 KiB: smaller blocks cost calls, larger ones leave the second-level cache
 _AES_BLOCK: Final = 16
 
 Lane = NDArray[np.unsignedinteger[Any]]
@@ -35,10 +37,12 @@ class Mask:
 
 
 class _Scratch(threading.local):
-    """What each thread reuses."""
+    """What each thread reuses: a block of key stream, and views of it."""
 
     def __init__(self) -> None:
-        self.stream = bytearray(BLOCK_BYTES + _AES_BLOCK)
+        stream = np.zeros(BLOCK_BYTES + _AES_BLOCK, dtype=np.uint8)
+        self.data = stream.data
+        self.views = {dtype: stream[:BLOCK_BYTES].view(dtype) for dtype in map(np.dtype, ("<u2", "<u4", "<i4", "<u8"))}
 
 
 _ZEROS: Final = memoryview(bytes(BLOCK_BYTES))
@@ -55,10 +59,26 @@ class KeyStream:
         if skipped:
             self._encryptor.update(bytes(skipped))
 
-    def next(self, num_bytes: int) -> memoryview:
-        """The next bytes, at most `BLOCK_BYTES`, which are this thread's until its next call of any stream."""
-        self._encryptor.update_into(_ZEROS[:num_bytes], _scratch.stream)
-        return memoryview(_scratch.stream)[:num_bytes]
+    def next(self, num_values: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """The next values, at most `BLOCK_BYTES` of them, which are this thread's until its next call of any stream."""
+        self._encryptor.update_into(_ZEROS[: num_values * dtype.itemsize], _scratch.data)
+        return _scratch.views[dtype][:num_values]
+
+
+class Masking:
+    """Adds masks to the values of a lane in place, one block after the other."""
+
+    def __init__(self, masks: Sequence[Mask], start: int, dtype: np.dtype[Any]) -> None:
+        """`start` is the place of the first value in the lane, whose values are uint16, uint32 or uint64."""
+        self._dtype = dtype
+        self._streams = [
+            (KeyStream(mask.key, start * dtype.itemsize), np.subtract if mask.negative else np.add) for mask in masks
+        ]
+
+    def add(self, block: Lane) -> None:
+        """The masks of the next values, at most `BLOCK_BYTES` of them."""
+        for stream, change in self._streams:
+            change(block, stream.next(block.size, self._dtype), block)
 
 
 def add_masks(values: Lane, start: int, masks: Sequence[Mask]) -> None:
@@ -68,11 +88,7 @@ def add_masks(values: Lane, start: int, masks: Sequence[Mask]) -> None:
         values: flat, uint16, uint32 or uint64, little endian.
         start: place of the first of them in the lane.
     """
-    width = values.dtype.itemsize
-    streams = [(KeyStream(mask.key, start * width), mask.negative) for mask in masks]
-    size = BLOCK_BYTES // width
+    masking = Masking(masks, start, values.dtype)
+    size = BLOCK_BYTES // values.dtype.itemsize
     for begin in range(0, values.size, size):
-        block = values[begin : begin + size]
-        for stream, negative in streams:
-            mask = np.frombuffer(stream.next(block.nbytes), dtype=values.dtype)
-            (np.subtract if negative else np.add)(block, mask, out=block)
+        masking.add(values[begin : begin + size])

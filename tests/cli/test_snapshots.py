@@ -25,6 +25,7 @@ from atoll.cli.snapshots import headline_metric, metric_values, run_record, time
 from atoll.wire.control_pb2 import MetricSum
 from atoll.wire.errors_pb2 import ErrorDetail
 from atoll.wire.runs_pb2 import RoundRecord, RunSnapshot, SiteProgress
+from atoll.wire.secure_pb2 import SecureRecord
 
 RUN = "01JDXK7Q8Z0000000000000000"
 
@@ -58,6 +59,26 @@ def _snapshot(status: str = "running", round_: int = 2, rounds: int = 1, **field
         submitted_at_unix_s=1_800_000_000.0,
         **fields,  # type: ignore[arg-type]
     )
+
+
+def test_how_a_masked_round_was_protected_is_shown() -> None:
+    snapshot = _snapshot()
+    snapshot.rounds[-1].secure.CopyFrom(
+        SecureRecord(
+            threat="active", num_sites=4, threshold=3, num_corrupt=1, fewest_survivors=3, sessions=2,
+            dropped=["lakeside"], liars={"st-mary": "revealed another share than it was given"},
+        )
+    )  # fmt: skip
+    assert run_record(snapshot)["rounds"][0]["secure"] == {
+        "threat": "active", "sites": 4, "threshold": 3, "corrupt": 1, "fewest_survivors": 3, "sessions": 2,
+        "dropped": ["lakeside"], "liars": {"st-mary": "revealed another share than it was given"},
+    }  # fmt: skip
+    shown = "\n".join(lines(snapshot))
+    assert "masked in round 1: sum of 3 of 4 sites, at least 3; 3 shares rebuild a secret" in shown
+    assert "holds against a server that lies with up to 1 sites on its side; 2 sessions" in shown
+    assert "dropped out of the sum: lakeside" in shown
+    assert "st-mary revealed another share" in shown
+    assert "masked" not in "\n".join(lines(_snapshot()))
 
 
 def test_a_run_as_json() -> None:

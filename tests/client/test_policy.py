@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from samples.secagg_session import plan_of
 
 from atoll.client.policy import (
     STARTER_POLICY,
     Policy,
     Request,
     check_request,
+    consent_to_session,
     least_cell,
     load_policy,
     tasks_of,
@@ -20,6 +22,7 @@ from atoll.client.policy import (
 )
 from atoll.wire.errors import ConfigError, PolicyRefused
 from atoll.wire.job import parse_job
+from atoll.wire.privacy_section import SecureAggregationSection
 
 HASH = "ab" * 32
 REQUEST = Request(
@@ -64,6 +67,76 @@ def test_each_count_refuses_by_itself(tmp_path: Path, change: dict[str, object],
     assert advice in refused.value.message
 
 
+SECURE = SecureAggregationSection(threat="active", corrupt=0.1, fewest_survivors=5)
+TRAINS = replace(REQUEST, secure=SECURE, tasks=("train",))
+
+
+@pytest.mark.parametrize(
+    ("policy", "change", "key", "told"),
+    [
+        ("{}", {"secure": None}, "require_secagg", "add [privacy] secure_aggregation to the job"),
+        ("{}", {"zones": ("lab",)}, "require_secagg", "neighbours in zone 'lab'"),
+        ("{}", {"tasks": ("train", "evaluate")}, "require_secagg", "set evaluation.sites = false"),
+        ("{}", {"secure": {"threat": "semi-honest"}}, "require_secagg.threat", "semi-honest"),
+        (
+            "{}",
+            {"secure": {"corrupt": 0.05}},
+            "require_secagg.corrupt",
+            "corrupt is 0.05, require_secagg.corrupt is 0.1",
+        ),
+        ("{}", {"secure": {"fewest_survivors": 4}}, "require_secagg.fewest_survivors", "is 4, require_secagg"),
+        (
+            "{ fewest_survivors = 7 }",
+            {},
+            "require_secagg.fewest_survivors",
+            "is 5, require_secagg.fewest_survivors is 7",
+        ),
+        ("{ corrupt = 0.2 }", {}, "require_secagg.corrupt", "is 0.1, require_secagg.corrupt is 0.2"),
+    ],
+)
+def test_what_secure_aggregation_has_to_hold(
+    tmp_path: Path, policy: str, change: dict[str, object], key: str, told: str
+) -> None:
+    """What is absent in the table is the careful side: an active server, a tenth corrupt, five survivors."""
+    path = written(tmp_path, f'{ALLOWING}\nzones = ["lab"]\nrequire_secagg = {policy}\n')
+    if isinstance(terms := change.get("secure"), dict):
+        change = {"secure": SECURE.model_copy(update=terms)}
+    with pytest.raises(PolicyRefused) as refused:
+        check_request(path, replace(TRAINS, **change), site="north")  # type: ignore[arg-type]
+    assert refused.value.field == key
+    assert told in refused.value.message
+    assert refused.value.bound
+    check_request(written(tmp_path, f"{ALLOWING}\nrequire_secagg = {{}}\n"), TRAINS, site="north")
+
+
+def test_a_site_may_take_less_but_not_less_than_three(tmp_path: Path) -> None:
+    few = replace(TRAINS, secure=SECURE.model_copy(update={"fewest_survivors": 3}))
+    check_request(written(tmp_path, f"{ALLOWING}\nrequire_secagg = {{ fewest_survivors = 3 }}\n"), few, site="north")
+    with pytest.raises(ConfigError, match="require_secagg"):
+        load_policy(written(tmp_path, f"{ALLOWING}\nrequire_secagg = {{ fewest_survivors = 2 }}\n"))
+
+
+@pytest.mark.parametrize(
+    ("policy", "terms", "key"),
+    [
+        ("", {"fewest": 2}, "min_cohort"),
+        ("require_secagg = {}", {"fewest": 4}, "require_secagg.fewest_survivors"),
+        ("require_secagg = {}", {"threat": "semi-honest"}, "require_secagg.threat"),
+        ("require_secagg = {}", {"corrupt": 0.0}, "require_secagg.corrupt"),
+        ("require_secagg = { organisations = 11 }", {}, "require_secagg.organisations"),
+    ],
+)
+def test_a_session_is_looked_at_too(tmp_path: Path, policy: str, terms: dict[str, object], key: str) -> None:
+    path = written(tmp_path, f"{ALLOWING}\n{policy}\n")
+    good = {"corrupt": 0.1, "fewest": 5}
+    with pytest.raises(PolicyRefused) as refused:
+        consent_to_session(path, plan_of(10, **(good | terms)), site="north", run="run-1")  # type: ignore[arg-type]
+    assert refused.value.field == key
+    assert consent_to_session(path, plan_of(11, **good), site="north", run="run-1") is False  # type: ignore[arg-type]
+    path = written(tmp_path, f"{ALLOWING}\nrequire_secagg = {{ across_runs = true }}\n")
+    assert consent_to_session(path, plan_of(10, **good), site="north", run="run-1") is True  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("key", "line"),
     [
@@ -95,7 +168,7 @@ def test_the_starter_allows_nothing_and_explains_each_key(tmp_path: Path) -> Non
         check_request(path, replace(REQUEST, fewest_sites=1000, num_rounds=1), site="north")
     lines = STARTER_POLICY.splitlines()
     for key in Policy.model_fields:
-        at = next(i for i, line in enumerate(lines) if line.startswith(f"{key} = "))
+        at = next(i for i, line in enumerate(lines) if line.removeprefix("# ").startswith(f"{key} = "))
         assert lines[at - 1].startswith("# ")
 
 

@@ -12,7 +12,18 @@ from samples.scripted_server import Line, ScriptedServer
 from samples.trial_site import SITE, TrialSite, make_offer, make_task
 
 from atoll.client.region import RegionSite
-from atoll.cluster.messages import Describe, Described, Evaluate, Evaluated, Prepare, Prepared, Train, Trained
+from atoll.cluster.messages import (
+    Describe,
+    Described,
+    Evaluate,
+    Evaluated,
+    Mask,
+    Masked,
+    Prepare,
+    Prepared,
+    Train,
+    Trained,
+)
 from atoll.transport.hello import BULK, REGION
 from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import TooFewSites
@@ -50,6 +61,9 @@ class Region:
     async def evaluate(self, request: Evaluate) -> Evaluated:
         self.asked.append(request)
         return Evaluated(key=request.key, metrics={"accuracy": (3.0, 20.0)})
+
+    async def mask(self, request: Mask) -> Masked:
+        raise AssertionError("a region masks nothing")
 
     async def describe(self, request: Describe) -> Described:
         raise AssertionError("a region is asked for no statistics")

@@ -10,6 +10,7 @@ from atoll.transport.hello import (
     OF_A_SITE,
     OURS,
     REGION,
+    SECAGG,
     Abilities,
     check_welcome,
     choose,
@@ -151,7 +152,7 @@ def test_features_that_the_site_never_offered_are_ignored() -> None:
 
 def test_a_region_and_a_server_of_this_version_agree_on_partial_sums() -> None:
     chosen = choose(make_hello(CAPACITY, ours=OURS))
-    assert chosen == (1, (BULK, REGION))
+    assert chosen == (1, (BULK, REGION, SECAGG))
     require_regions_taken(welcome(chosen))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from atoll.wire import (
     gossip_pb2,
     members_pb2,
     runs_pb2,
+    secure_pb2,
     transfer_pb2,
 )
 from atoll.wire.frames import decode_frame, encode_frame
@@ -57,6 +59,13 @@ JOB = (
     b'{"app":{"lr":0.05},"evaluation":{"every":1,"server":false,"sites":true},"job":{"app":"fashion","name":"fashion",'
     b'"rounds":20,"seed":0,"sites":[],"wait_for_sites":600.0},"strategy":{"buffers":"mean","kind":"fedavg","sum":'
     b'{"bound":1024.0},"work":{"batch_size":32,"full_batch":false}},"training":{"deterministic":true,"device":"auto"}}'
+)
+JOB_SECURE = (
+    b'{"app":{},"evaluation":{"every":1,"server":false,"sites":true},"job":{"app":"ward","name":"masked","rounds":1,'
+    b'"seed":0,"sites":[],"wait_for_sites":600.0},"privacy":{"secure_aggregation":{"attempts":3,"bits":32,"bound":8.0,'
+    b'"clipped":0.0,"corrupt":0.1,"deadline":120.0,"fewest_survivors":5,"metrics":["loss"],"threat":"active"}},'
+    b'"strategy":{"buffers":"mean","kind":"fedavg","sum":{"bound":1024.0},"work":{"batch_size":32,"full_batch":false}},'
+    b'"training":{"deterministic":true,"device":"auto"}}'
 )
 JOB_STATISTICS = (
     b'{"app":{},"evaluation":{"every":1,"server":false,"sites":true},"job":{"app":"ward","name":"ages","rounds":1,'
@@ -94,6 +103,28 @@ SUMMARY = runs_pb2.FeatureSummary(
     least=[0, 100, 300, 0], most=[200, 300, 500, 200],
     quantiles=[runs_pb2.QuantileSummary(q=0.5, value=51.0, lower=50.0)],
 )  # fmt: skip
+
+SECURE: dict[str, Any] = {"key": control_pb2.TaskKey(run=RUN, task="r12.site-1", attempt=1), "session": 2}
+SECURE_STEPS = [
+    control_pb2.SecureStep(**SECURE, plan=secure_pb2.SecurePlan(opening=b"{}", hash=bytes(range(32)))),
+    control_pb2.SecureStep(**SECURE, keys=secure_pb2.SecureKeys(advertised=[bytes(220), bytes(range(220))])),
+    control_pb2.SecureStep(
+        **SECURE, ring=secure_pb2.SecureRing(nonces=[secure_pb2.SecureNonce(site=1, nonce=bytes(range(32)))])
+    ),
+    control_pb2.SecureStep(**SECURE, shares=secure_pb2.SecureShares(sharing=b"\x1f", items=[b"1", b"2"])),
+    control_pb2.SecureStep(**SECURE, survivors=b"\x1f\x0f" + bytes(128)),
+    control_pb2.SecureStep(**SECURE, confirmations=secure_pb2.SecureConfirmations(confirmed=[b"1", b"2", b"3"])),
+    control_pb2.SecureStep(**SECURE, end=secure_pb2.SecureEnd(version=0, reason="too few sites")),
+]
+SECURE_ANSWERS = [
+    control_pb2.SecureAnswer(**SECURE, advertised=bytes(220)),
+    control_pb2.SecureAnswer(**SECURE, ring_nonce=bytes(range(32))),
+    control_pb2.SecureAnswer(**SECURE, shared=secure_pb2.SecureShared(items=[b"1", b"2"])),
+    control_pb2.SecureAnswer(**SECURE, input=secure_pb2.SecureInput(declared=bytes(156), crc32=0xDEADBEEF)),
+    control_pb2.SecureAnswer(**SECURE, confirmation=bytes(156)),
+    control_pb2.SecureAnswer(**SECURE, unmasked=bytes(268)),
+    control_pb2.SecureAnswer(**SECURE, refused=ERROR),
+]
 
 site, server = control_pb2.SiteMessage, control_pb2.ServerMessage
 MESSAGES: dict[str, Message] = {
@@ -296,6 +327,18 @@ MESSAGES: dict[str, Message] = {
     "round_record_exchange": runs_pb2.RoundRecord(
         round=12, version=1, num_sites=4, exchange=gossip_pb2.ExchangeRecord(round=12, num_pairs=4, num_direct=4)
     ),
+    **{
+        f"secure_step_{step.WhichOneof('step')}": server(secure_step=step) for step in SECURE_STEPS
+    },
+    **{
+        f"secure_answer_{answer.WhichOneof('answer')}": site(secure_answer=answer) for answer in SECURE_ANSWERS
+    },
+    "round_record_secure": runs_pb2.RoundRecord(
+        round=12, version=1, num_sites=4, secure=secure_pb2.SecureRecord(
+            threat="active", num_sites=5, threshold=3, num_corrupt=0, fewest_survivors=3, sessions=2, dropped=["site-2"],
+            liars={"site-3": "revealed another share than it was given"},
+        ),
+    ),
     "transfer_status": transfer_pb2.TransferStatus(received_bytes=8192, complete=True),
 }  # fmt: skip
 
@@ -318,6 +361,7 @@ def written() -> dict[str, bytes]:
     files["version_1/frame_1.bin"] = encode_frame(0, memoryview(PEER_UPDATE[:PEER_SPLIT]))
     files["version_1/frame_2.bin"] = encode_frame(PEER_SPLIT, memoryview(PEER_UPDATE[PEER_SPLIT:]))
     files["job.json"] = decode_job(JOB).canonical()
+    files["job_secure.json"] = decode_job(JOB_SECURE).canonical()
     files["job_statistics.json"] = decode_job(JOB_STATISTICS).canonical()
     files["payload_list.bin"] = MAGIC + b"".join(prefix_of(len(note)) + note for note in NOTES)
     files["model.safetensors"] = model_file_bytes()

@@ -119,15 +119,40 @@ def test_a_bad_value_is_named_with_its_bound(tmp_path: Path, change: tuple[str, 
 @pytest.mark.parametrize(
     "table",
     [
-        "[privacy]\nsecure_aggregation = { threat = 'active' }",
         "[privacy.differential_privacy]\nepsilon = 1.0",
         "[differential_privacy]\nepsilon = 1.0",
-        "[privacy]\n",
     ],
 )
 def test_what_this_version_lacks_is_refused_by_name(tmp_path: Path, table: str) -> None:
     with pytest.raises(ConfigError, match=r"job\.toml, line 16: .*not in this version of Atoll; remove the table"):
         job_from(tmp_path, GOOD + table)
+
+
+def test_the_terms_of_secure_aggregation_are_read(tmp_path: Path) -> None:
+    job = job_from(tmp_path, GOOD + "[privacy]\nsecure_aggregation = { threat = 'semi-honest', metrics = ['b', 'a'] }")
+    assert job.secure_aggregation is not None
+    assert (job.secure_aggregation.threat, job.secure_aggregation.metrics) == ("semi-honest", ("a", "b"))
+    assert job.secure_aggregation.fewest_survivors == 5
+    assert decode_job(job.canonical()) == job
+
+
+@pytest.mark.parametrize(
+    ("terms", "told"),
+    [
+        ("", r"line 16: privacy\.secure_aggregation is missing"),
+        ("secure_aggregation = { fewest_survivors = 2 }", r"privacy\.secure_aggregation\.fewest_survivors = 2: .*3"),
+        ("secure_aggregation = { bits = 8 }", r"privacy\.secure_aggregation\.bits = 8: .*16.*32"),
+        ("secure_aggregation = { corrupt = 1 }", r"privacy\.secure_aggregation\.corrupt = 1: .*1"),
+        ("secure_aggregation = { bound = 0 }", r"privacy\.secure_aggregation\.bound = 0"),
+        ("secure_aggregation = { threat = 'none' }", r"privacy\.secure_aggregation\.threat = 'none'"),
+        ("secure_aggregation = { metrics = ['a', 'a'] }", r"wanted printable names, each once"),
+        ("secure_aggregation = { deadline = '0s' }", r"privacy\.secure_aggregation\.deadline = '0s'"),
+        ("secure_aggregation = { tries = 3 }", r"privacy\.secure_aggregation\.tries"),
+    ],
+)
+def test_terms_out_of_bounds_are_refused_by_name(tmp_path: Path, terms: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        job_from(tmp_path, GOOD + "[privacy]\n" + terms)
 
 
 def test_differential_privacy_is_called_by_its_name(tmp_path: Path) -> None:

@@ -1,0 +1,106 @@
+"""An update that stays at its site, written once more as the input of a session: levels of a ring under masks.
+
+The kernel is `privacy/secagg/masked_input.py`; here is where the layout of an update, the session's terms and the
+run's secret of rounding come together. Each rank of a site can write the part of the lane that it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from atoll.aggregation.check import spec_at
+from atoll.aggregation.codecs.casts import Cast
+from atoll.aggregation.layout import HEADER_BYTES, Segment, UpdateLayout
+from atoll.aggregation.schedule import Asynchronous
+from atoll.cluster.messages import Mask, Masked, MaskKey
+from atoll.cluster.update_file import create_update
+from atoll.privacy.secagg import masks
+from atoll.privacy.secagg.masked_input import Encoding, Reals, RealsLane, rounding_key, write_input
+from atoll.wire.errors import BadUpdate, LocalError, NotAllowed
+from atoll.wire.model_file import map_file
+
+_DTYPES = {torch.float64: "<f8", torch.float32: "<f4", torch.float16: "<f2", torch.bfloat16: "<u2"}
+_CLIPPED = 1  # place of their number among the exact values of an input
+
+
+def discount_of(schedule: object, staleness: int) -> float:
+    """What an update counts whose base is so many versions older than its round's.
+
+    Raises:
+        NotAllowed: the run sums no stale updates.
+    """
+    if staleness and not isinstance(schedule, Asynchronous):
+        raise NotAllowed("a session counts this site's update as stale, and the job's schedule has none such")
+    return schedule.discount(staleness) if staleness and isinstance(schedule, Asynchronous) else 1.0
+
+
+def mask_update(
+    layout: UpdateLayout, request: Mask, secret: bytes, *, discount: float, on_slice: Callable[[], None]
+) -> Masked:
+    """Writes the masked input into a file of `request`. The same request and update give the same bytes.
+
+    Args:
+        secret: of rounding, of this run at this site.
+        discount: of a stale update's values, above 0 to 1.
+
+    Raises:
+        BadUpdate: a value is not finite or beyond the bound, and may not be clipped; names the tensor.
+        NotAllowed: the run has values in its updates that cannot be summed.
+        LocalError: the update that was kept here is not that of the run; DiskFull where there is no room.
+    """
+    if layout.raws:
+        name = layout.raws[0].spec.name
+        raise NotAllowed(f'tensor "{name}" travels as it is, so nothing could mask it', field=name)
+    with map_file(Path(request.private_path)) as update:
+        if update.nbytes != layout.num_bytes or update[:HEADER_BYTES] != layout.header:
+            raise LocalError(f"{request.private_path} is not an update of this run: {update.nbytes} bytes")
+        lane = RealsLane(
+            [_reals(segment, update) for segment in layout.segments],
+            Encoding(
+                bits=request.bits,
+                scale=request.scale * discount,
+                bound=request.bound,
+                clips=request.max_clipped > 0,
+                key=rounding_key(secret, request.round),
+            ),
+            _keys(request.masks),
+            name_at=lambda index: f'tensor "{spec_at(layout, index).name}"',
+        )
+        exact, num_clipped = list(request.exact), lane.num_beyond() if request.max_clipped else 0
+        if num_clipped > request.max_clipped:
+            raise BadUpdate(
+                f"{num_clipped} values are beyond {request.bound:g}, at most {request.max_clipped} may be clipped; raise "
+                "privacy.secure_aggregation.bound or .clipped in the job",
+                field="clipped",
+                value=num_clipped,
+                bound=request.max_clipped,
+            )
+        exact[_CLIPPED] = num_clipped
+        num_bytes = 8 * len(exact) + lane.dtype.itemsize * lane.num_values
+        with create_update(Path(request.out_path), num_bytes) as out:
+            written = write_input(out, exact, _keys(request.exact_masks), lane, on_slice=on_slice)
+    return Masked(
+        key=request.key,
+        num_bytes=written.num_bytes,
+        crc32=written.crc32,
+        sha256_hex=written.sha256.hex(),
+        num_clipped=num_clipped,
+    )
+
+
+def _reals(segment: Segment, update: memoryview) -> Reals:
+    """The values of a segment, as they lie in the mapped update."""
+    encoding = segment.encoding
+    if not isinstance(encoding, Cast):
+        raise NotAllowed(f"values that travel as {encoding.name} cannot be masked", field="strategy.codec")
+    region = update[segment.offset : segment.offset + segment.num_bytes]
+    values = np.frombuffer(region, dtype=_DTYPES[encoding.dtype])
+    return Reals(segment.index, values)
+
+
+def _keys(keys: Sequence[MaskKey]) -> list[masks.Mask]:
+    return [masks.Mask(key=bytes.fromhex(one.key_hex), negative=one.negative) for one in keys]
