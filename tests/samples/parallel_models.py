@@ -24,8 +24,7 @@ class Residual(nn.Module):
         self.fc1, self.fc2 = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.fc2(torch.tanh(self.fc1(self.norm(x))))
-        return x
+        return x + self.fc2(torch.tanh(self.fc1(self.norm(x))))
 
 
 class Attention(nn.Module):
@@ -38,7 +37,8 @@ class Attention(nn.Module):
         size, length, _ = x.shape
         q, k, v = (w(x).view(size, length, self.n_heads, -1).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.wo(mixed.transpose(1, 2).reshape(size, length, -1))
+        found: Tensor = self.wo(mixed.transpose(1, 2).reshape(size, length, -1))
+        return found
 
 
 class LlamaBlock(nn.Module):
@@ -66,7 +66,8 @@ class Llama(nn.Module):
         x = self.embedding(tokens)
         for layer in self.layers:
             x = layer(x)
-        return self.output(self.norm(x))
+        found: Tensor = self.output(self.norm(x))
+        return found
 
 
 class Encoder(nn.Module):
@@ -78,7 +79,8 @@ class Encoder(nn.Module):
         self.output = nn.Linear(WIDTH, WORDS)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.output(self.encoder(self.embedding(tokens)))
+        found: Tensor = self.output(self.encoder(self.embedding(tokens)))
+        return found
 
 
 class Spread(App):

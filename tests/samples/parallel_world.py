@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Self
 
@@ -163,7 +164,7 @@ class World:
         context.set_forkserver_preload(["atoll.cluster.parallel.open_spread", "torch._dynamo"])
         self._folder = tempfile.TemporaryDirectory(prefix="atoll-world-")
         self._ends: list[Connection] = []
-        self._processes = []
+        self._processes: list[ForkServerProcess] = []
         self._number = 0
         for rank in range(num_processes):
             ours, theirs = context.Pipe()
