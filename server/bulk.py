@@ -21,8 +21,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from atoll.server.security import Caller, Verify, as_remote, current_caller, require_role
-from atoll.server.transfers import Sinks, Transfers
+from atoll.server.security import Caller, Verify, as_remote, current_caller
+from atoll.server.transfers import Sink, Transfers
 from atoll.transport.bulk import (
     GREETING,
     REQUEST_BYTES,
@@ -38,10 +38,9 @@ from atoll.transport.bulk import (
     work_on,
 )
 from atoll.transport.credentials import ServerCertificate
-from atoll.transport.grpc_carrier import DOWNLOAD_METHOD, UPLOAD_METHOD
 from atoll.transport.member_certificate import read_certificate
 from atoll.transport.transfer import Moved, held
-from atoll.wire.errors import AtollError, Stale, Stranger, Unavailable, to_detail
+from atoll.wire.errors import AtollError, NotAllowed, Stale, Stranger, Unavailable, to_detail
 from atoll.wire.names import check_site_name
 from atoll.wire.transfer_pb2 import TransferStatus
 
@@ -73,10 +72,9 @@ class BulkPort:
         *,
         admit: Admit,
         certificate: Callable[[], ServerCertificate] | None,
-        sinks: Sinks,
         threads: int,
     ) -> None:
-        self._transfers, self._admit, self._certificate, self._sinks = transfers, admit, certificate, sinks
+        self._transfers, self._admit, self._certificate = transfers, admit, certificate
         self._pool = ThreadPoolExecutor(threads, "bulk")
         self._shown: tuple[ServerCertificate, ssl.SSLContext] | None = None
         self._listener: socket.socket | None = None
@@ -103,7 +101,7 @@ class BulkPort:
         """Lets nobody in any more; connections go on."""
         if self._accepting is not None:
             self._accepting.cancel()
-        if self._listener is not None:
+        elif self._listener is not None:
             self._listener.close()
 
     async def stop(self) -> None:
@@ -117,20 +115,21 @@ class BulkPort:
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, _ = await loop.sock_accept(listener)
-            except OSError as error:  # too many open files: those that are open may end
-                _log.error("the bulk port takes no connection now: %s", error.strerror)
-                await asyncio.sleep(1.0)
-                continue
-            if self._num_strangers >= MOST_STRANGERS:
-                sock.close()
-                continue
-            self._num_strangers += 1
-            connection = asyncio.create_task(self._serve(sock))
-            self._connections.add(connection)
-            connection.add_done_callback(self._connections.discard)
+        with listener:
+            while True:
+                try:
+                    sock, _ = await loop.sock_accept(listener)
+                except OSError as error:  # too many open files: those that are open may end
+                    _log.error("the bulk port takes no connection now: %s", error.strerror)
+                    await asyncio.sleep(1.0)
+                    continue
+                if self._num_strangers >= MOST_STRANGERS:
+                    sock.close()
+                    continue
+                self._num_strangers += 1
+                connection = asyncio.create_task(self._serve(sock))
+                self._connections.add(connection)
+                connection.add_done_callback(self._connections.discard)
 
     # --- one connection ---------------------------------------------------------------------------------------------
 
@@ -144,6 +143,7 @@ class BulkPort:
                     await _write(sock, GREETING)
                     request = Request.decode(await _read(sock, REQUEST_BYTES))
                     caller = await self._admit(sock, request.name)
+                    _require_site(caller)
             finally:
                 self._num_strangers -= 1
             member = f"{caller.role} {caller.name}"
@@ -186,7 +186,8 @@ class BulkPort:
         tune(sock)
         if self._certificate is None:
             return sock
-        wrapped = self._context(self._certificate).wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        context = await asyncio.to_thread(self._context, self._certificate)  # it may make a new certificate
+        wrapped = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         await _when_ready(wrapped, wrapped.do_handshake)
         return wrapped
 
@@ -218,40 +219,66 @@ class BulkPort:
         self._moving.add(request.grant)
         line = Line(sock)
         sock.settimeout(SILENCE_S)
+        done = b""
         try:
             if request.kind is Kind.UP:
-                await self._up(line, request)
+                status = await self._up(line, request)
+                done = encode_answer(Outcome.DONE, status.received_bytes)
             else:
                 await self._down(line, request)
         finally:
             self._moving.discard(request.grant)
             sock.setblocking(False)
+        async with asyncio.timeout(SILENCE_S):
+            await _write(sock, done)  # from here: the grant is over, and its thread may be another's already
 
-    async def _up(self, line: Line, request: Request) -> None:
-        require_role(UPLOAD_METHOD, current_caller.get())
-
+    async def _up(self, line: Line, request: Request) -> TransferStatus:
         async def receive(slot: Any, moved: Moved) -> TransferStatus:
+            tell = _on_loop(moved)
+
             def work() -> None:
                 line.answer(Outcome.GO, slot.received_bytes)
-                line.take_frames(slot, partial(loop.call_soon_threadsafe, moved))
+                line.take_frames(slot, tell)
 
-            loop = asyncio.get_running_loop()
             await work_on(line, work, self._pool)
             return held(slot)
 
-        status = await self._transfers.upload(request.grant, receive, self._sinks)
-        await work_on(line, partial(line.answer, Outcome.DONE, status.received_bytes), self._pool)
+        return await self._transfers.upload(request.grant, receive, _no_models)
 
     async def _down(self, line: Line, request: Request) -> None:
-        require_role(DOWNLOAD_METHOD, current_caller.get())
         async with self._transfers.sending(request.grant, request.offset) as (pieces, moved):
+            tell = _on_loop(moved)
 
             def work() -> None:
                 line.answer(Outcome.GO, request.offset)
-                line.send_frames(pieces, moved=partial(loop.call_soon_threadsafe, moved))
+                line.send_frames(pieces, moved=tell)
 
-            loop = asyncio.get_running_loop()
             await work_on(line, work, self._pool)
+
+
+def _on_loop(moved: Moved) -> Moved:
+    """`moved` for a thread: it is called on the event loop of whoever asks here."""
+    loop = asyncio.get_running_loop()
+
+    def tell(position: int) -> None:
+        loop.call_soon_threadsafe(moved, position)
+
+    return tell
+
+
+def _require_site(caller: Caller) -> None:
+    """People's grants are not counted as those of sites are, and their transfers are few: they go over gRPC."""
+    if caller.role != "site":
+        raise NotAllowed(
+            f"bulk lines are for sites, not for {caller.role} {caller.name}: use gRPC",
+            field="role",
+            value=caller.role,
+            bound="site",
+        )
+
+
+def _no_models(run: str) -> Sink:
+    raise NotAllowed("sites bring no version 0", run=run)
 
 
 def _this_task() -> asyncio.Task[None]:
@@ -287,12 +314,17 @@ async def _when_ready(sock: socket.socket, work: Callable[[], Any]) -> Any:
             await _ready(sock, for_reading=False)
 
 
+def _set(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
 async def _ready(sock: socket.socket, *, for_reading: bool) -> None:
     loop = asyncio.get_running_loop()
-    ready = loop.create_future()
+    ready: asyncio.Future[None] = loop.create_future()
     add, remove = (loop.add_reader, loop.remove_reader) if for_reading else (loop.add_writer, loop.remove_writer)
     descriptor = sock.fileno()
-    add(descriptor, lambda: ready.done() or ready.set_result(None))
+    add(descriptor, _set, ready)
     try:
         await ready
     finally:

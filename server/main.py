@@ -237,7 +237,6 @@ class Server:
             self.coordinator.transfers,
             admit=bulk.by_claim if plaintext else bulk.by_certificate(verifier(self._store, self._settings.federation)),
             certificate=None if plaintext else self._authority.server_certificate,
-            sinks=self.coordinator.runs.sink,
             threads=self._settings.limits.max_uploads + self._settings.limits.max_downloads,
         )
         try:

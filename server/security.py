@@ -149,7 +149,13 @@ class Gate(grpc.aio.ServerInterceptor):
     async def _admitted(self, method: str, context: Context) -> AsyncIterator[None]:
         try:
             caller = await self._identify(context)
-            require_role(method, caller)
+            if caller.role not in METHOD_ROLES.get(method, frozenset()):
+                raise NotAllowed(
+                    f"{method} is not for {caller.role} {caller.name}".rstrip() + ": ask the federation's operator",
+                    field="role",
+                    value=caller.role,
+                    bound=", ".join(sorted(METHOD_ROLES.get(method, frozenset()))),
+                )
             current_caller.set(caller)  # each call has a task of its own, so nothing is to be put back
             yield
         except AtollError as error:
@@ -161,17 +167,6 @@ class Gate(grpc.aio.ServerInterceptor):
             _log.exception("%s failed, reference %s", method, reference)
             text = f"the server failed in {method}: its operator finds reference {reference} in the server's log"
             await context.abort(grpc.StatusCode.INTERNAL, text)
-
-
-def require_role(method: str, caller: Caller) -> None:
-    """Raises NotAllowed where the method is not for the caller's role."""
-    if caller.role not in METHOD_ROLES.get(method, frozenset()):
-        raise NotAllowed(
-            f"{method} is not for {caller.role} {caller.name}".rstrip() + ": ask the federation's operator",
-            field="role",
-            value=caller.role,
-            bound=", ".join(sorted(METHOD_ROLES.get(method, frozenset()))),
-        )
 
 
 def as_remote(error: AtollError) -> RemoteError:

@@ -195,7 +195,9 @@ class Line:
     def is_spoken_to(self) -> bool:
         """Whether the other end has said something, or ended the connection."""
         pending = isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
-        return pending or bool(select.select([self._socket], [], [], 0)[0])
+        waiting = select.poll()  # select itself knows no descriptor beyond 1023
+        waiting.register(self._socket, select.POLLIN)
+        return pending or bool(waiting.poll(0))
 
 
 def _broken(error: OSError) -> LineBroke:

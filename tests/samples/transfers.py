@@ -251,7 +251,7 @@ class Loopback:
 async def loopback(folder: Path, num_bytes: int = WHOLE, way: Way = "grpc") -> AsyncIterator[Loopback]:
     server = Server(folder, os.urandom(num_bytes))
     if way == "bulk":
-        bulk: Any = BulkPort(server, admit=by_claim, certificate=None, sinks=None, threads=2)  # type: ignore[arg-type]
+        bulk: Any = BulkPort(server, admit=by_claim, certificate=None, threads=2)  # type: ignore[arg-type]
         port = bulk.bind(("127.0.0.1", 0))
         bulk.start()
         try:
