@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from atoll.aggregation.codecs.encoding import Codec, feedback_of
-from atoll.aggregation.feddyn import FedDyn, FedDynOptimizer
-from atoll.aggregation.fednova import FedNova
 from atoll.aggregation.masking import CELLS, MASKING
-from atoll.aggregation.personal import Personal
 from atoll.aggregation.reducers.append import Append
 from atoll.aggregation.reducers.central import FLTrust
 from atoll.aggregation.reducers.mean import Mean
 from atoll.aggregation.reducers.reduction import Reducer
-from atoll.aggregation.rules import LocalRule, Paired
+from atoll.aggregation.rules.feddyn import FedDyn, FedDynOptimizer
+from atoll.aggregation.rules.fednova import FedNova
+from atoll.aggregation.rules.personal import Personal
+from atoll.aggregation.rules.rule import LocalRule, Paired
 from atoll.aggregation.schedule import Asynchronous, Branching, Schedule, Stepped
 from atoll.aggregation.schedules.cyclic import Cyclic
 from atoll.aggregation.schedules.gossip import Gossip

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from atoll.aggregation.reducers.mean import Mean
-from atoll.aggregation.rules import lanes_of
+from atoll.aggregation.rules.rule import lanes_of
 from atoll.aggregation.schedule import Branching, Stepped
 from atoll.aggregation.schedules.cyclic import Cyclic
 from atoll.aggregation.schedules.gossip import Gossip

@@ -16,17 +16,18 @@ from atoll.aggregation import plugins
 from atoll.aggregation.codecs.casts import BFloat16, Float32, Native
 from atoll.aggregation.codecs.scaled import Int4, Int8
 from atoll.aggregation.codecs.sparse import RandomK, TopK
-from atoll.aggregation.feddyn import FedDyn, FedDynOptimizer
-from atoll.aggregation.fednova import FedNova
-from atoll.aggregation.personal import Ditto, FineTune, NoPersonal
 from atoll.aggregation.reducers.append import Append
 from atoll.aggregation.reducers.bucketing import Bucketing
 from atoll.aggregation.reducers.central import CenteredClipping, FLTrust, GeometricMedian, QFedAvg
 from atoll.aggregation.reducers.coordinates import Median, TrimmedMean
 from atoll.aggregation.reducers.krum import Bulyan, Krum, MultiKrum
 from atoll.aggregation.reducers.mean import Mean, NormBound
-from atoll.aggregation.rules import FedProx, NoRule
-from atoll.aggregation.scaffold import Scaffold
+from atoll.aggregation.rules.feddyn import FedDyn, FedDynOptimizer
+from atoll.aggregation.rules.fednova import FedNova
+from atoll.aggregation.rules.fedprox import FedProx
+from atoll.aggregation.rules.personal import Ditto, FineTune, NoPersonal
+from atoll.aggregation.rules.rule import NoRule
+from atoll.aggregation.rules.scaffold import Scaffold
 from atoll.aggregation.schedules.buffered import Buffered
 from atoll.aggregation.schedules.cyclic import Cyclic
 from atoll.aggregation.schedules.every_steps import EverySteps

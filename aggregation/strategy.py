@@ -18,12 +18,12 @@ from atoll.aggregation.lanes import Lane
 from atoll.aggregation.layout import Buffers
 from atoll.aggregation.lr_schedules import LearningRate
 from atoll.aggregation.metrics import require_sums
-from atoll.aggregation.personal import Personal
 from atoll.aggregation.reducers.append import Append, require_alone
 from atoll.aggregation.reducers.central import FLTrust
 from atoll.aggregation.reducers.reduction import Reducer
 from atoll.aggregation.round_sum import LARGEST_BOUND, SMALLEST_BOUND
-from atoll.aggregation.rules import LocalRule, lanes_of
+from atoll.aggregation.rules.personal import Personal
+from atoll.aggregation.rules.rule import LocalRule, lanes_of
 from atoll.aggregation.schedule import (
     Accepted,
     Action,

@@ -25,11 +25,12 @@ def follow(person: Person, run: str, *, events: Path | None = None) -> runs_pb2.
     """Shows the run until it ends, and returns its last state; appends what happens to the file `events`.
 
     Raises:
-        ConfigError: `events` cannot be written.
+        ConfigError: `events` cannot be written, or a callback of user.toml cannot be made.
         RemoteError: as `atoll.client.researcher.watch`.
         KeyboardInterrupt: on Ctrl-C, after a line that says how to follow or stop the run, which goes on.
     """
-    callbacks = Callbacks(json_lines(events) if events is not None else {})
+    named = person.settings.callbacks
+    callbacks = Callbacks({**named, **json_lines(events)} if events is not None else named)
     view = open_view()
     try:
         return asyncio.run(_show(person, run, view, callbacks))

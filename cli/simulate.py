@@ -12,6 +12,7 @@ from atoll.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from atoll.simulations.results import Result
+    from atoll.wire.runs_pb2 import RunSnapshot
 
 KeyValues = Annotated[
     list[str] | None,
@@ -50,6 +51,17 @@ def simulate(
     ] = 0.0,
     stragglers: Annotated[float, typer.Option("--stragglers", help="Share of the sites that is slower.")] = 0.0,
     slowdown: Annotated[float, typer.Option("--slowdown", help="How many times slower they are.")] = 10.0,
+    dropout: Annotated[
+        float, typer.Option("--dropout", help="How likely a site brings nothing each time that it is asked: 0 to 1.")
+    ] = 0.0,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label",
+            metavar="NAME=VALUES",
+            help="A label of the sites: its values, with commas between, are dealt to them in turn.",
+        ),
+    ] = None,
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Folder for rounds.jsonl and model.safetensors.")
     ] = Path("simulation-out"),
@@ -67,15 +79,31 @@ def simulate(
       atoll simulate job.toml --sites 100 --data path=central.npz --partition dirichlet --alpha 0.1
       atoll simulate job.toml --sites 3 --data 'path=data/{site}.npz' --json | jq .metrics
       atoll simulate job.toml --sites 50 --step-seconds 0.01 --stragglers 0.1
+      atoll simulate job.toml --sites 20 --label region=north,south --dropout 0.1
     """
     from atoll.cli.live import open_view
     from atoll.cli.output import note, print_json
+    from atoll.client.people import default_home, load_settings
     from atoll.simulations.clock import Speeds
+    from atoll.simulations.dropouts import Dropouts
     from atoll.simulations.simulate import simulate as run
+    from atoll.simulations.simulate import site_names
     from atoll.simulations.sites import Partition
+    from atoll.transport.callbacks import Callbacks
+    from atoll.transport.news import SnapshotReader
+    from atoll.wire.job import load_job, located
 
     source = _table(data, "--data")
+    with located(job):
+        names = site_names(load_job(job), sites)
+    callbacks, reader = Callbacks(load_settings(home or default_home()).callbacks), SnapshotReader()
     view = open_view()
+
+    def show(snapshot: RunSnapshot) -> None:
+        view.show(snapshot)
+        for news in reader.read(snapshot):
+            callbacks.tell(news)
+
     try:
         result = run(
             job,
@@ -86,8 +114,10 @@ def simulate(
             speeds=Speeds(
                 step_s=step_seconds, spread=spread, stragglers=stragglers, slowdown=slowdown, seed=partition_seed
             ),
+            labels=_labels(label, names),
+            dropouts=Dropouts(share=dropout, seed=partition_seed),
             out=out,
-            show=view.show,
+            show=show,
             home=home,
         )
     except KeyboardInterrupt:
@@ -96,6 +126,7 @@ def simulate(
         raise
     finally:
         view.close()
+        callbacks.close()
     if as_json:
         print_json({**result.record(), "out": str(out)})
     else:
@@ -123,6 +154,22 @@ def _table(pairs: list[str] | None, option: str) -> dict[str, Any] | None:
         except tomllib.TOMLDecodeError:
             table[key] = value
     return table
+
+
+def _labels(pairs: list[str] | None, sites: list[str]) -> dict[str, dict[str, str]]:
+    """Labels by site, of `NAME=VALUE,VALUE` pairs."""
+    from atoll.wire.errors import ConfigError
+
+    labels: dict[str, dict[str, str]] = {site: {} for site in sites}
+    for pair in pairs or ():
+        name, _, values = pair.partition("=")
+        dealt = values.split(",")
+        if not name or not all(dealt):
+            wanted = "NAME=VALUE,VALUE"
+            raise ConfigError(f"--label {pair!r}: wanted {wanted}", key="--label", value=pair, bound=wanted)
+        for place, site in enumerate(sites):
+            labels[site][name] = dealt[place % len(dealt)]
+    return labels
 
 
 def _lines(result: Result, out: Path) -> list[str]:

@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from atoll.transport.identity import Identity, holds_identity, load_identity
 from atoll.wire.errors import ConfigError, IdentityError
 from atoll.wire.explain import explain
-from atoll.wire.job import Strict
+from atoll.wire.job import Part, Strict
 from atoll.wire.toml_file import read_toml
 
 SETTINGS_FILE = "user.toml"
@@ -32,6 +32,10 @@ STARTER = """\
 #
 # [data.fashion]                    # handed to the app as `source`; building the first model needs no data
 # path = "/data/fashion"
+#
+# [callbacks.log]                   # what hears of each run that `atoll run`, `status --watch` or `simulate` follows
+# kind = "json_lines"               # or a kind of an installed distribution (atoll.callbacks)
+# path = "runs.jsonl"
 """
 
 
@@ -48,6 +52,7 @@ class PersonSettings(Strict):
     plaintext: bool = False  # development only, loopback only, and the server must say the same
     apps: dict[str, AppTable] = Field(default_factory=dict)
     data: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    callbacks: dict[str, Part] = Field(default_factory=dict)  # what hears of the runs that are followed here
 
     def source(self, name: str) -> Mapping[str, Any]:
         """The `[data.NAME]` table; empty where this machine has no such data."""

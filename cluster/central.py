@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.aggregation.rules import NoRule
+from atoll.aggregation.rules.rule import NoRule
 from atoll.cluster.app import App, build_model
 from atoll.cluster.batches import plan_work
 from atoll.cluster.device import choose_device, set_up_torch

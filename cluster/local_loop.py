@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from atoll.aggregation.rules import LocalRule, Watching
+from atoll.aggregation.rules.rule import LocalRule, Watching
 from atoll.cluster.app import App
 from atoll.cluster.batches import Work, batches, to_device
 from atoll.cluster.metric_sums import MetricSums

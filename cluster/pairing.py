@@ -13,7 +13,7 @@ from torch import Tensor
 
 from atoll.aggregation.lanes import lane_values
 from atoll.aggregation.layout import UpdateLayout
-from atoll.aggregation.rules import LocalRule, Paired
+from atoll.aggregation.rules.rule import LocalRule, Paired
 from atoll.aggregation.sent import Sent
 from atoll.cluster.site_state import Kept, SiteState
 from atoll.wire.tensors import Buffer

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from atoll.aggregation.personal import Personal
+from atoll.aggregation.rules.personal import Personal
 from atoll.cluster.batches import Work
 from atoll.cluster.seeds import training_seed
 from atoll.cluster.site_state import Kept

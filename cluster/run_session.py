@@ -23,7 +23,7 @@ from atoll.aggregation.fragments import Fragments
 from atoll.aggregation.layout import UpdateLayout
 from atoll.aggregation.mixing import distance
 from atoll.aggregation.rounding import Rounding, rounding_key
-from atoll.aggregation.rules import LocalRule, Watching
+from atoll.aggregation.rules.rule import LocalRule, Watching
 from atoll.aggregation.schedule import Asynchronous
 from atoll.aggregation.strategy import Strategy, resolve
 from atoll.cluster import personal

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from atoll.aggregation.rounding import SECRET_BYTES
-from atoll.aggregation.rules import Watching
+from atoll.aggregation.rules.rule import Watching
 from atoll.aggregation.strategy import Strategy, resolve
 from atoll.cluster.app import App
 from atoll.cluster.batches import Work, plan_work

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from atoll.aggregation.codecs.encoding import feedback_of
 from atoll.aggregation.reducers.append import Append
-from atoll.aggregation.rules import Paired
+from atoll.aggregation.rules.rule import Paired
 from atoll.aggregation.schedule import Branching, Resumable
 from atoll.aggregation.strategy import Strategy, resolve
 from atoll.server.events import Continued, Delegated, decode_event

@@ -259,7 +259,8 @@ class OpenRuns:
         strategy = stages.first
         download = Download(manifest, strategy.download, job.job.seed) if strategy.download else None
         models = RunModels(self._folder.models, row.run, manifest, download)
-        made = partial(SecureDriver, upload=self._transfers.ask_up) if job.secure_aggregation else RunDriver
+        masked = job.secure_aggregation is not None
+        made: Callable[..., RunDriver] = partial(SecureDriver, upload=self._transfers.ask_up) if masked else RunDriver
         driver = made(
             row=row,
             job=job,

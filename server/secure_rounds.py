@@ -356,7 +356,7 @@ class SecureRounds:
 
     def _drop(self, site: str, reason: str) -> None:
         index = self._index(site)
-        if index is None or self._session is None or index in self._session.out or index not in self._session.awaited:
+        if index is None or self._session is None or index in self._session.out:
             return
         log.warning("run %s: %s drops out of the session: %s", self._driver.run, site, reason)
         self._session = self._session.without(index, reason[:REASON_CHARACTERS])

@@ -6,7 +6,7 @@ Time is virtual: it passes from one event to the next, whatever the machine that
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,12 +32,12 @@ class Speeds:
     by_site: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _require("step_s", self.step_s, 0.0, 1e6)
-        _require("spread", self.spread, 0.0, 5.0)
-        _require("stragglers", self.stragglers, 0.0, 1.0)
-        _require("slowdown", self.slowdown, 1.0, 1e6)
+        require("speeds.step_s", self.step_s, 0.0, 1e6)
+        require("speeds.spread", self.spread, 0.0, 5.0)
+        require("speeds.stragglers", self.stragglers, 0.0, 1.0)
+        require("speeds.slowdown", self.slowdown, 1.0, 1e6)
         for site, seconds in self.by_site.items():
-            _require(f"by_site.{site}", seconds, 0.0, 1e6)
+            require(f"speeds.by_site.{site}", seconds, 0.0, 1e6)
 
     def step_seconds(self, sites: Sequence[str]) -> dict[str, float]:
         """Seconds of a step by site.
@@ -45,13 +45,7 @@ class Speeds:
         Raises:
             ConfigError: `by_site` names a site that is not there.
         """
-        if strangers := sorted(self.by_site.keys() - set(sites)):
-            raise ConfigError(
-                f"speeds.by_site names {', '.join(strangers)}, which no site is called; the sites are "
-                f"{', '.join(sites[:10])}{', ...' if len(sites) > 10 else ''}",
-                key="speeds.by_site",
-                value=strangers[0],
-            )
+        require_known("speeds.by_site", self.by_site, sites)
         rng = np.random.default_rng(self.seed)
         factors = np.exp(self.spread * rng.standard_normal(len(sites)))
         slow = rng.permutation(len(sites))[: round(self.stragglers * len(sites))]
@@ -60,13 +54,21 @@ class Speeds:
         return {**drawn, **self.by_site}
 
 
-def _require(key: str, value: float, low: float, high: float) -> None:
+def require(key: str, value: float, low: float, high: float) -> None:
+    """Returns where a value is within its bounds. Raises ConfigError, which names both."""
     if not low <= value <= high:  # NaN compares false
+        text = f"{key} = {value}: wanted {low:g} to {high:g}"
+        raise ConfigError(text, key=key, value=str(value), bound=f"{low:g} to {high:g}")
+
+
+def require_known(key: str, named: Iterable[str], sites: Sequence[str]) -> None:
+    """Returns where all of the named sites are there. Raises ConfigError, which names those that are not."""
+    if strangers := sorted(set(named) - set(sites)):
         raise ConfigError(
-            f"speeds.{key} = {value}: wanted {low:g} to {high:g}",
-            key=f"speeds.{key}",
-            value=str(value),
-            bound=f"{low:g} to {high:g}",
+            f"{key} names {', '.join(strangers)}, which no site is called; the sites are "
+            f"{', '.join(sites[:10])}{', ...' if len(sites) > 10 else ''}",
+            key=key,
+            value=strangers[0],
         )
 
 

@@ -43,6 +43,7 @@ from atoll.server.run_state import (
 )
 from atoll.server.summary import RunSummary
 from atoll.simulations.clock import Clock
+from atoll.simulations.dropouts import Dropouts
 from atoll.simulations.sequential import SequentialEngine
 from atoll.simulations.versions import Versions, server_path, site_path
 from atoll.wire.errors import BadUpdate, RemoteError, TooFewSites, to_detail
@@ -66,6 +67,7 @@ class SimulatedRun:
         engine: SequentialEngine,
         step_s: Mapping[str, float],
         labels: Labels,
+        dropouts: Dropouts,
         version_bytes: int,
         on_round: OnRound,
         show: Callable[[RunSnapshot], None] | None,
@@ -73,6 +75,7 @@ class SimulatedRun:
         """
         Args:
             step_s: simulated seconds of an optimizer step, by site: those that take part, in the order of their joining.
+            dropouts: which tasks come to nothing.
             version_bytes: of a version on its way to a site.
             on_round: called once for each committed round, when its evaluations are in.
             show: called with the run as it stands, a few times a second.
@@ -81,7 +84,7 @@ class SimulatedRun:
         self.clock = Clock()
         self.summary = RunSummary(row, plan.num_rounds)
         self._plan, self._pipeline, self._versions, self._engine = plan, pipeline, versions, engine
-        self._step_s, self._labels = step_s, labels
+        self._step_s, self._labels, self._dropouts = step_s, labels, dropouts
         self._on_round, self._show = on_round, show
         self._version_bytes, self._fragments = version_bytes, engine.fragments
         self._timers: dict[str, int] = {}  # those that are set, by the number of the setting
@@ -152,6 +155,10 @@ class SimulatedRun:
         task = self.state.tasks.get(sent.task)
         if task is None or task.attempt != sent.attempt:
             return None
+        if self._dropouts.hits(task.site, task.round, task.attempt):
+            reason = f"dropped out of round {task.round}"
+            self.summary.site_is(task.site, "failed", detail=reason)
+            return TaskLost(task=task.task, attempt=task.attempt, site=task.site, reason=reason)
         request = Train(
             key=f"{task.task}#{task.attempt}",
             round=task.given_in,

@@ -30,6 +30,7 @@ from atoll.server.plan import plan_of
 from atoll.server.records import RunRow
 from atoll.server.run_state import RunState
 from atoll.simulations.clock import Speeds
+from atoll.simulations.dropouts import Dropouts
 from atoll.simulations.results import MODEL_FILE, Result, RoundResult, RoundsFile, write_model
 from atoll.simulations.run import Labels, SimulatedRun
 from atoll.simulations.sequential import SequentialEngine
@@ -57,6 +58,7 @@ def simulate(
     partition: Partition | None = None,
     speeds: Speeds | None = None,
     labels: Labels | None = None,
+    dropouts: Dropouts | None = None,
     rounding_seed: int = 0,
     out: Path | str | None = None,
     on_round: Callable[[RoundResult], None] | None = None,
@@ -79,13 +81,14 @@ def simulate(
         partition: how the training data is spread; evenly at random where None.
         speeds: how long the sites take; no simulated time passes where None.
         labels: of each site, for schedules that go by them.
+        dropouts: how likely a site brings nothing when it is asked; never where None.
         out: folder for rounds.jsonl and model.safetensors; nothing is written where None.
         on_round: called with each round when its metrics are in.
         show: called with the run as it stands, a few times a second.
         home: folder of user.toml, as of the other commands.
 
     Raises:
-        ConfigError: the job, the app's values, the partition or the speeds cannot be used; names key, value and bound.
+        ConfigError: the job, the app's values, the partition, speeds or dropouts cannot be used; names key, value and bound.
         AppFailed: a site has no examples, or the app cannot be built; names the site.
         TooFewSites: the schedule waits for something that cannot happen.
         LocalError: a file cannot be written, or a device is missing.
@@ -105,6 +108,7 @@ def simulate(
                     began_s=began_s,
                     step_s=(speeds or Speeds()).step_seconds(found.names),
                     labels=labels or {},
+                    dropouts=dropouts or Dropouts(),
                     out=None if out is None else Path(out),
                     on_round=on_round,
                     show=show,
@@ -179,11 +183,13 @@ class _World:
         began_s: float,
         step_s: Mapping[str, float],
         labels: Labels,
+        dropouts: Dropouts,
         out: Path | None,
         on_round: Callable[[RoundResult], None] | None,
         show: Callable[[RunSnapshot], None] | None,
     ) -> Result:
         """The run from beginning to end."""
+        dropouts.require_sites(list(step_s))
         rounds: list[RoundResult] = []
         file = RoundsFile(out) if out is not None else nullcontext()
 
@@ -203,6 +209,7 @@ class _World:
             engine=self._engine,
             step_s=step_s,
             labels=labels,
+            dropouts=dropouts,
             version_bytes=self._version_bytes,
             on_round=keep,
             show=show,

@@ -161,4 +161,4 @@ def _build(name: str, part: Part) -> Callback:
 
 def json_lines(path: Path) -> Mapping[str, Part]:
     """The table of one callback that writes to `path`."""
-    return {"events": Part.model_validate({"kind": "json_lines", "path": str(path)})}
+    return {"--events": Part.model_validate({"kind": "json_lines", "path": str(path)})}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,14 +15,14 @@ from torch import Tensor, nn
 
 from atoll.aggregation import combinations, parts
 from atoll.aggregation.codecs.casts import Native
-from atoll.aggregation.combinations import Combined, refusal
+from atoll.aggregation.combinations import REFUSALS, Combined, refusal
 from atoll.aggregation.fragments import Fragments
 from atoll.aggregation.lanes import FACTOR_UNIT, run_manifest
 from atoll.aggregation.next_model import next_model
 from atoll.aggregation.parts import build
 from atoll.aggregation.reducers.coordinates import Median
-from atoll.aggregation.reducers.reduction import Reduction, RoundTerms
-from atoll.aggregation.rules import Watching
+from atoll.aggregation.reducers.reduction import Mergeable, Reduction, RoundTerms
+from atoll.aggregation.rules.rule import Watching
 from atoll.aggregation.schedule import Branching, GossipEvent, Met, Trained
 from atoll.aggregation.schedules.gossip import Gossip
 from atoll.aggregation.strategy import (
@@ -35,33 +36,12 @@ from atoll.aggregation.strategy import (
     require_regions_allowed,
     resolve,
 )
+from atoll.aggregation.table import SAMPLES, combinations_table, refused
 from atoll.wire.errors import ConfigError
 from atoll.wire.job import Job, parse_job
 from atoll.wire.manifest import Manifest
 from atoll.wire.tensors import views, write_state
 
-REQUIRED: dict[tuple[str, str], dict[str, Any]] = {
-    ("rule", "fedprox"): {"mu": 0.1},
-    ("schedule", "rounds"): {"min": 3},
-    ("schedule", "buffered"): {"min": 3, "k": 3},
-    ("schedule", "every_steps"): {"min": 3, "steps": 6, "fragments": 3},
-    ("schedule", "hierarchical"): {
-        "label": "region",
-        "groups": ["north", "south"],
-        "rounds": 1,
-        "inner": {"kind": "rounds", "min": 3},
-    },
-    ("schedule", "gossip"): {"min": 3, "zone": "reef"},
-    ("reducer", "norm_bound"): {"norm": 5.0},
-    ("reducer", "krum"): {"faulty": 0},
-    ("reducer", "multi_krum"): {"faulty": 0},
-    ("reducer", "bulyan"): {"faulty": 0},
-    ("reducer", "centered_clipping"): {"radius": 5.0},
-    ("reducer", "bucketing"): {"inner": {"kind": "median"}},
-    ("reducer", "fltrust"): {"trusted": "b"},
-    ("reducer", "qfedavg"): {"lr": 0.1},
-    ("personal", "fine_tune"): {"epochs": 1},
-}
 # Rules with a part at the server: that of feddyn is an optimizer, and all of them need a mean of whole updates.
 PAIRED = ("scaffold", "feddyn", "fednova")
 FED_BACK = ("top_k", "random_k")  # codecs that carry over what an update leaves out, unless the job says otherwise
@@ -78,25 +58,24 @@ SITES = {"a": "north", "b": "north", "c": "north", "d": "south", "e": "south", "
 MODEL = [entry for entry in SMALL if entry[0] != "head.weight"]
 BUFFERS = ("mean", "local", "first")
 EVALUATED = {"at-sites": False, "at-server": True}
+PLACES = list(itertools.product(BUFFERS, EVALUATED))
 PARTS = tuple(parts.BUILT_IN)
 # A reducer of opaque payloads goes with no other part: tests/aggregation/reducers/test_append.py has its cells.
 KINDS = {part: [kind for kind in kinds if kind not in OPAQUE] for part, kinds in parts.BUILT_IN.items()}
 
 
 def cells() -> Iterator[tuple[str, ...]]:
-    """Every schedule with every reducer, policy of buffers and place of evaluation, and with every codec.
+    """Every schedule with every reducer and codec; with `rounds` every policy of buffers and place of evaluation too.
 
-    Rules, optimizers and personal models see no update of another site: each takes its turn where it may. So do codecs,
-    but with the schedule `rounds`, since they see no schedule.
+    With the other schedules policies take turns, and sites judge. Rules, optimizers and personal models see no update of
+    another site: each takes its turn where it may.
     """
     every = itertools.cycle(HALVES)
     plain = itertools.cycle([(rule, optimizer) for rule, optimizer in HALVES if rule not in PAIRED])
-    personal, codecs = itertools.cycle(KINDS["personal"]), itertools.cycle(KINDS["codec"])
-    for schedule, reducer, buffers, evaluated in itertools.product(
-        KINDS["schedule"], KINDS["reducer"], BUFFERS, EVALUATED
-    ):
+    personal, others = itertools.cycle(KINDS["personal"]), itertools.cycle((buffers, "at-sites") for buffers in BUFFERS)
+    for schedule, reducer, codec in itertools.product(KINDS["schedule"], KINDS["reducer"], KINDS["codec"]):
         each = schedule == "rounds" or (schedule, reducer) == ("gossip", "mean")
-        for codec in KINDS["codec"] if each else [next(codecs)]:
+        for buffers, evaluated in PLACES if each else [next(others)]:
             whole = (schedule, reducer) == ("rounds", "mean") and codec not in FED_BACK
             rule, optimizer = next(every if whole else plain)
             named = {"schedule": schedule, "reducer": reducer, "codec": codec, "rule": rule, "optimizer": optimizer}
@@ -119,7 +98,7 @@ def cell_with(**changes: str) -> tuple[str, ...]:
 
 def job(cell: tuple[str, ...]) -> Job:
     names = zip(parts.BUILT_IN, cell, strict=False)
-    strategy = {part: {"kind": kind, **REQUIRED.get((part, kind), {})} for part, kind in names}
+    strategy = {part: {"kind": kind, **SAMPLES.get((part, kind), {})} for part, kind in names}
     schedule = strategy["schedule"]
     if (schedule.get("fragments") or schedule["kind"] == "gossip") and strategy["codec"]["kind"] in FED_BACK:
         strategy["codec"]["error_feedback"] = False
@@ -153,9 +132,14 @@ def test_every_kind_has_a_cell_that_runs() -> None:
     runs = [cell for cell in CELLS if expected_refusal(cell) is None]
     for place, part in enumerate(PARTS):
         assert {cell[place] for cell in runs} == set(KINDS[part])
-    for schedule in KINDS["schedule"]:  # codecs take turns, and each has its turn with each schedule
+    for schedule in KINDS["schedule"]:
         codecs = {cell[PARTS.index("codec")] for cell in runs if cell[PARTS.index("schedule")] == schedule}
         assert codecs == set(KINDS["codec"])
+
+
+def test_every_schedule_meets_every_reducer_and_codec() -> None:
+    met = {tuple(cell[PARTS.index(part)] for part in ("schedule", "reducer", "codec")) for cell in CELLS}
+    assert met == set(itertools.product(KINDS["schedule"], KINDS["reducer"], KINDS["codec"]))
 
 
 @pytest.mark.parametrize("cell", CELLS, ids="-".join)
@@ -173,8 +157,8 @@ def test_every_cell_runs_a_round_or_is_refused(cell: tuple[str, ...]) -> None:
     assert len(one) == num_versions * run_manifest(Manifest.build(MODEL), strategy.lanes).num_bytes
 
 
-def one_round(strategy: Strategy) -> bytes:
-    """The bytes of version 1, by the way that a server and its sites go."""
+def one_round(strategy: Strategy, num_regions: int = 0) -> bytes:
+    """The bytes of version 1, by the way that a server and its sites go; or as many regions with the same sites."""
     manifest = run_manifest(Manifest.build(MODEL), strategy.lanes)
     base, data = random_state(manifest, 0), bytearray(manifest.num_bytes)
     write_state(manifest, base, data)
@@ -189,7 +173,8 @@ def one_round(strategy: Strategy) -> bytes:
     fragments = strategy.fragments(manifest)
     layout = fragments.of_round(1).layout
     terms = RoundTerms(num_sites=len(dispatches[0].sites), max_weight=dispatches[0].max_weight, bound=strategy.bound)
-    totals = [strategy.reducer.init(layout, terms) for _ in dispatches]
+    totals: list[Any] = [strategy.reducer.init(layout, terms) for _ in dispatches]
+    regions = [strategy.reducer.init(layout, terms) for _ in range(num_regions)]
     actions: Any = ()
     asked = [(total, site) for total, some in zip(totals, dispatches, strict=True) for site in some.sites]
     for seed, (total, site) in enumerate(asked, start=1):
@@ -198,9 +183,61 @@ def one_round(strategy: Strategy) -> bytes:
         weight = min(seed, terms.max_weight)
         total.check(payload, weight, metrics={"loss": (1.0 * seed, 1.0)})
         state, actions = strategy.schedule.on(state, Accepted(site=site, round=1, base_version=0, weight=weight))
-        total.fold(site, payload, weight, {"loss": (1.0 * seed, 1.0)})
+        held = regions[seed % num_regions] if num_regions else total
+        held.fold(site, payload, weight, {"loss": (1.0 * seed, 1.0)})
     assert any(isinstance(action, Close) for action in actions)
+    for number, below in enumerate(regions):
+        assert isinstance(below, Mergeable)
+        partial = bytearray(below.partial_bytes)
+        below.write_partial(partial)
+        totals[0].check_partial(partial, below.sum_weights, num_sites=below.num_updates)
+        totals[0].merge_partial(f"region-{number}", partial)
     return b"".join(version_of(total, strategy, fragments, data) for total in totals)
+
+
+IN_REGIONS = [
+    pytest.param(*cell, id="-".join(cell))
+    for cell in itertools.product(("rounds", "every_steps"), ("mean", "norm_bound"), KINDS["codec"])
+]
+
+
+@pytest.mark.parametrize(("schedule", "reducer", "codec"), IN_REGIONS)
+def test_every_cell_with_regions_makes_the_version_of_a_flat_federation(
+    schedule: str, reducer: str, codec: str
+) -> None:
+    table = job(cell_with(schedule=schedule, reducer=reducer, codec=codec)).model_dump(mode="json", exclude_none=True)
+    if codec in FED_BACK:
+        table["strategy"]["codec"]["error_feedback"] = False
+    if schedule == "every_steps":
+        table["strategy"]["schedule"]["fragments"] = 1
+    whole = parse_job(table)
+    require_regions_allowed(whole, ["north"])
+    assert one_round(resolve(whole), num_regions=2) == one_round(resolve(whole))
+
+
+def test_every_other_cell_with_regions_is_refused_with_its_reason() -> None:
+    """The reason is the one that the page prints; who asks for it here is what a server asks."""
+    allowed = set()
+    for schedule, reducer, codec in itertools.product(KINDS["schedule"], KINDS["reducer"], KINDS["codec"]):
+        cell = cell_with(schedule=schedule, reducer=reducer, codec=codec, optimizer="sgd", personal="none")
+        if expected_refusal(cell) is not None:
+            continue
+        asked, strategy = job(cell), resolve(job(cell))
+        number = refused(schedule=strategy.schedule, reducer=strategy.reducer, codec=strategy.codec, regions=True)
+        if number is None:
+            require_regions_allowed(asked, ["north"])
+            allowed.add((schedule, reducer))
+            continue
+        with pytest.raises(ConfigError) as caught:
+            require_regions_allowed(asked, ["north"])
+        assert REFUSALS[number - 1].reason in str(caught.value)
+    assert allowed == {("rounds", "mean"), ("rounds", "norm_bound")}  # every_steps is here with fragments
+
+
+def test_the_page_has_the_table_that_the_code_makes() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "strategies.md").read_text()
+    shown = page.partition("<!-- scripts/combinations -->\n")[2].partition("\n<!-- end of combinations -->")[0]
+    assert shown == combinations_table(), "run scripts/combinations"
 
 
 def version_of(total: Reduction, strategy: Strategy, fragments: Fragments, data: bytearray) -> bytes:
@@ -547,7 +584,7 @@ def test_rules_with_a_part_at_the_server_need_rounds_of_all(schedule: Any, rule:
     schedule = build("schedule", schedule, {}) if isinstance(schedule, str) else schedule
     optimizer = build("optimizer", "feddyn" if rule == "feddyn" else "sgd", {})
     found = refusal(
-        combined(schedule=schedule, rule=build("rule", rule, REQUIRED.get(("rule", rule), {})), optimizer=optimizer)
+        combined(schedule=schedule, rule=build("rule", rule, SAMPLES.get(("rule", rule), {})), optimizer=optimizer)
     )
     assert (found is not None) == refused
     assert found is None or found.keys == ("strategy.schedule", "strategy.rule")

@@ -8,7 +8,7 @@ import torch
 from atoll.aggregation import compositions, parts
 from atoll.aggregation.catalogue import describe
 from atoll.aggregation.codecs.encoding import feedback_of
-from atoll.aggregation.rules import FedProx
+from atoll.aggregation.rules.fedprox import FedProx
 from atoll.aggregation.schedules.rounds import Rounds
 from atoll.aggregation.strategy import Strategy, resolve
 from atoll.wire.errors import ConfigError

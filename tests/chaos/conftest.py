@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from chaos.relay import Relay
-from integration.federation import REPRODUCIBLE, Federation, trial_job
+from integration.federation import Federation
+from integration.trial import REPRODUCIBLE, trial_job
 
 JOB = trial_job(rounds=2, strategy='kind = "fedadam"\ncodec = { kind = "int8" }')
 SITES = ("site-1", "site-2", "site-3")
@@ -42,7 +43,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Federation,
         for name in SITES:
             federation.enrol_site(name)
             federation.add_settings(federation.home(name) / "site.toml", REPRODUCIBLE)
-            label(federation.home(name) / "site.toml", LABELS[name])
+            federation.label(name, LABELS[name])
         reach_by(federation.home(RELAYED) / "site.toml", relay.port)
         federation.sign()
         for name in SITES:
@@ -112,14 +113,6 @@ def change_limits(federation: Federation, text: str) -> None:
     path = federation.server_folder / "server.toml"
     path.write_text(path.read_text().rpartition("\n[limits]\n")[0] + f"\n[limits]\n{text}\n")
     federation.start_server()
-
-
-def label(settings: Path, region: str) -> None:
-    """Give a site the label `region`."""
-    example = '# labels = { region = "north" }'
-    text = settings.read_text()
-    assert example in text
-    settings.write_text(text.replace(example, f'labels = {{ region = "{region}" }}'))
 
 
 def reach_by(settings: Path, port: int, host: str = "127.0.0.1") -> None:

@@ -31,10 +31,12 @@ READERS = {
     "server/security.py": "whether a caller's certificate has expired",
     "server/setup.py": "when the first invitation ends",
     "server/upstream.py": "when a run was taken on, shown to people",
+    "transport/callbacks.py": "when an event came, for those who read the file of events",
     "transport/credentials.py": "whether the own certificate explains a refusal",
     "transport/enrolment.py": "whether a new certificate is good now",
     "transport/identity.py": "whether the own certificate has expired, at the start",
     "transport/members.py": "when a member list was signed, shown to people",
+    "transport/peers.py": "from when until when a port's certificate is good",
     "wire/names.py": "the order of run ids, in which runs are listed",
 }
 

@@ -8,7 +8,8 @@ from contextlib import suppress
 import psutil
 import pytest
 from chaos.conftest import require_undisturbed
-from integration.federation import Federation, trial_job
+from integration.federation import Federation
+from integration.trial import trial_job
 
 WIDE = trial_job(rounds=2, strategy='kind = "fedadam"\ncodec = { kind = "int8" }', values="hidden = 16000")
 UPDATE_BYTES = 30 * 16000 + 16000 + 2 * 16000 + 2  # int8; the model is four times as large

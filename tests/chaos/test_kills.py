@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 from chaos.conftest import JOB, require_undisturbed
-from integration.federation import Federation, Process
+from chaos.doomed import start_doomed
+from integration.federation import Federation
 
 from atoll.client.steps import Step as SiteStep
 from atoll.server.steps import Step as ServerStep
-
-PROGRAM = Path(__file__).parents[1] / "samples" / "killed_process.py"
 
 # In the order of a run; the number says which occurrence kills. The first three hit the submission itself.
 SERVER_STEPS = [
@@ -91,9 +88,3 @@ def test_an_agent_killed_at_a_step(federation: Federation, undisturbed: str, ste
     assert doomed.popen.returncode == -signal.SIGKILL
     federation.start_site("site-2")
     require_undisturbed(federation, run, undisturbed)
-
-
-def start_doomed(federation: Federation, kind: str, folder: Path, step: str, nth: int) -> Process:
-    """A server or an agent that kills itself when the step comes for the nth time."""
-    name = "server" if kind == "server" else folder.name
-    return federation.start_program(name, [sys.executable, str(PROGRAM), kind, str(folder), step, str(nth)])

@@ -10,7 +10,8 @@ import pytest
 from chaos.conftest import JOB, PATIENT, RELAYED, Limits, alter, reach_by, require_undisturbed, restore
 from chaos.relay import Away, Cut, Link, LoseAnswers, Relay, Silence
 from chaos.shaped import shaped_pair
-from integration.federation import Federation, command, trial_job
+from integration.federation import Federation, command
+from integration.trial import trial_job
 
 WIDE = trial_job(rounds=1, values="hidden = 64000", work="epochs = 1, batch_size = 64")
 WIDE_BYTES = 4 * (30 * 64000 + 64000 + 2 * 64000 + 2)  # 8.4 MB: an update of many frames

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import pytest
 from chaos.conftest import JOB, PATIENT, Limits, require_undisturbed
-from integration.federation import Federation, Process, trial_job
+from integration.federation import Federation, Process
+from integration.trial import trial_job
 
 SHORT_LEASE = "heartbeat_s = 1\nlease_s = 4"
 AS_SHIPPED = "heartbeat_s = 15\nlease_s = 45"
@@ -76,7 +77,7 @@ def test_an_agent_that_is_stopped_for_more_than_its_lease_is_left_out_and_comes_
 
 def begun(federation: Federation, job: str) -> str:
     """A run in which site-3 trains, slowly."""
-    federation.fault("site-3").write_text("slow 0.3")
+    federation.fault("site-3").write_text("slow 3")  # seconds a step: it is seen, however busy the machine is
     run = federation.submit(job)
     federation.wait_until(
         run, lambda state: any(site["site"] == "site-3" and site["state"] == "training" for site in state["sites"])

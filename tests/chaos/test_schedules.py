@@ -1,16 +1,19 @@
-"""kill -9 of the server in the middle of each schedule: the run ends with the bytes of the undisturbed one."""
+"""kill -9 of the server, and of an agent, in the middle of each schedule: the run ends with the bytes of the undisturbed one.
+
+`rounds` has its own table of steps in test_kills.py. Updates of `buffered` have to come in one order, and neighbours of
+`gossip` have a zone: tests/integration/test_asynchronous.py and test_gossip.py kill in the middle of those.
+"""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 
 import pytest
-from chaos.conftest import SITES
-from chaos.test_kills import start_doomed
+from chaos.doomed import require_all, run_with_a_kill
 from integration.federation import Federation
 
-from atoll.server.steps import Step
+from atoll.client.steps import Step as SiteStep
+from atoll.server.steps import Step as ServerStep
 
 JOB = """
 [job]
@@ -48,77 +51,41 @@ JOBS["hierarchical"] = JOB.format(
     work="epochs = 1, batch_size = 32",
     more="",
 )
-SHORT = Step.MADE  # the version is on the disk, and no commit names it
-STEPS = [
-    (Step.JOURNALLED, 9),
-    (Step.RECEIVED, 3),
-    (Step.FOLDED, 2),
-    (SHORT, 2),
-    (Step.COMMITTED, 2),
-    (Step.ANNOUNCED, 3),
+DOOMED = "site-2"  # the agent
+SITES_OF_A_ROUND = {"cyclic": 1}  # all three in the others
+STEPS: list[tuple[ServerStep | SiteStep, int]] = [
+    (ServerStep.JOURNALLED, 9),
+    (ServerStep.RECEIVED, 3),
+    (ServerStep.FOLDED, 2),
+    (ServerStep.MADE, 2),  # the version is on the disk, and no commit names it
+    (ServerStep.COMMITTED, 2),
+    (ServerStep.ANNOUNCED, 3),
+    (SiteStep.ACCEPTED, 3),
+    (SiteStep.WORKED, 3),  # with `every_steps`, its own model of fragments and its optimizer's state are on the disk
+    (SiteStep.KEPT, 3),
+    (SiteStep.UPLOADED, 3),
+    (SiteStep.JUDGED, 3),
 ]
 
 
-def _cases() -> list[object]:
-    return [
+@pytest.mark.parametrize(
+    ("schedule", "step", "nth"),
+    [
         pytest.param(
             schedule,
             step,
-            nth,
-            id=f"{schedule}-{step}-{nth}",
-            marks=() if step is SHORT and schedule != "cyclic" else pytest.mark.chaos,
+            1 if (schedule, type(step)) == ("cyclic", SiteStep) else nth,  # a site has one turn or two
+            id=f"{schedule}-{'site' if isinstance(step, SiteStep) else 'server'}-{step}",
+            marks=() if (schedule, step) == ("hierarchical", ServerStep.MADE) else pytest.mark.chaos,
         )
         for schedule in JOBS
         for step, nth in STEPS
-    ]
-
-
-@pytest.mark.parametrize(("schedule", "step", "nth"), _cases())
-def test_the_server_killed_in_the_middle_of_a_schedule(
-    federation: Federation, undisturbed_of: Callable[[str], str], schedule: str, step: Step, nth: int
+    ],
+)
+def test_a_kill_in_the_middle_of_a_schedule(
+    federation: Federation, undisturbed_of: Callable[[str], str], schedule: str, step: ServerStep | SiteStep, nth: int
 ) -> None:
-    job = JOBS[schedule]
-    wanted = undisturbed_of(job)
-    assert federation.server is not None
-    federation.server.stop()
-    before = len(federation.server.text())
-    federation.server = doomed = start_doomed(federation, "server", federation.server_folder, step, nth)
-    federation.wait_for_ports()
-    # A group begins with whoever of it is there: with all of them, as in the undisturbed run.
-    federation.wait_for(lambda: all(f"{site} attached" in doomed.text()[before:] for site in SITES), "all are attached")
-    run = federation.submit(job)
-    federation.wait_for(lambda: not doomed.running, f"the server dies at {step}")
-    assert doomed.popen.returncode == -signal.SIGKILL
-    federation.start_server()
-    state = federation.wait_for_end(run)
-    assert state["status"] == "finished", federation.logs()
+    wanted = undisturbed_of(JOBS[schedule])
+    run = run_with_a_kill(federation, JOBS[schedule], DOOMED, step, nth)
+    require_all(federation, run, SITES_OF_A_ROUND.get(schedule, 3))
     assert federation.model_hash(run) == wanted
-
-
-@pytest.mark.chaos
-def test_a_round_with_fragments_moves_the_bytes_of_one_of_them(federation: Federation) -> None:
-    """Up and down: of a model of 64 KiB that is cut in four."""
-    job = JOB.format(
-        rounds=6,
-        kind="local_sgd",
-        schedule='kind = "every_steps", steps = 4, fragments = {fragments}, min = 3',
-        work="batch_size = 32",
-        more="[app]\nhidden = 512\n",
-    )
-    records = {count: federation.finish(job.replace("{fragments}", str(count)))["rounds"] for count in (1, 4)}
-    whole, parts = records[1][2:5], records[4][2:5]
-    assert all(record["sites"] == 3 for record in [*whole, *parts])
-    for way in ("bytes_up", "bytes_down"):
-        assert sum(record[way] for record in parts) < 0.9 * sum(record[way] for record in whole)
-        largest = 3 * 4 * 30 * 512  # the first layer's weights at three sites: 15 of 17 parts of this model
-        assert max(record[way] for record in parts) < largest * 1.05
-        assert min(record[way] for record in parts) < largest / 10
-
-
-@pytest.mark.chaos
-def test_sites_without_the_labels_of_a_job_are_not_asked(federation: Federation) -> None:
-    job = JOB.format(
-        rounds=2, kind="fedavg", schedule='kind = "rounds", where = { region = "north" }', work="steps = 2", more=""
-    )
-    state = federation.finish(job)
-    assert [record["sites"] for record in state["rounds"]] == [2, 2]

@@ -16,7 +16,8 @@ import pytest
 from chaos.conftest import SITES, alter, restore
 from chaos.relay import Relay
 from chaos.script import AT_ONCE, Event, Kill, KillAtStep, KillWorker, Pause, draw
-from integration.federation import Federation, Process, trial_job
+from integration.federation import Federation, Process
+from integration.trial import trial_job
 
 JOB = trial_job(rounds=3, strategy='kind = "fedadam"\ncodec = { kind = "int8" }')
 PARTS = ("server", *SITES)

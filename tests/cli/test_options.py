@@ -44,8 +44,10 @@ FROZEN = {
     "atoll simulate": [
         "--alpha",
         "--data",
+        "--dropout",
         "--home",
         "--json",
+        "--label",
         "--out",
         "--partition",
         "--partition-seed",

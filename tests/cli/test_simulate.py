@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from atoll.cli.app import app
 from atoll.simulations.run import SimulatedRun
+from atoll.wire.errors import ConfigError
 
 JOB = """
 [job]
@@ -66,6 +67,27 @@ def test_a_run_that_does_not_finish_has_its_exit_code_and_reason(folder: Path) -
     code, _, err = run(folder, "--sites", "1", "--data", f"path={folder}/central.npz")
     assert code == 5
     assert "round 1 needs 2 sites, there are 1: site-1" in err
+
+
+def test_labels_are_dealt_to_the_sites_in_turn(folder: Path) -> None:
+    (folder / "job.toml").write_text(JOB.format(rounds=1, min='2, where = { region = "north" }'))
+    options = ["--sites", "5", "--data", f"path={folder}/central.npz", "--json"]
+    code, out, _ = run(folder, *options, "--label", "region=north,south")
+    assert code == 0
+    assert [entry["sites"] for entry in json.loads(out)["rounds"]] == [3]
+    with pytest.raises(ConfigError, match="--label 'region=north,': wanted NAME=VALUE,VALUE"):
+        run(folder, *options, "--label", "region=north,")
+
+
+def test_callbacks_of_user_toml_hear_what_happens(folder: Path) -> None:
+    heard = folder / "runs.jsonl"
+    (folder / "user.toml").write_text(f'[callbacks.log]\nkind = "json_lines"\npath = "{heard}"\n')
+    code, _, _ = run(folder, "--sites", "2", "--data", f"path={folder}/central.npz")
+    assert code == 0
+    events = [json.loads(line)["event"] for line in heard.read_text().splitlines()]
+    assert events[0] == "RunStarted"
+    assert events[-1] == "RunEnded"
+    assert [events.count(kind) for kind in ("RoundClosed", "VersionCommitted", "Evaluated")] == [2, 2, 2]
 
 
 def test_ctrl_c_says_what_is_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

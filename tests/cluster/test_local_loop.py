@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ExponentialLR, LRScheduler
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from atoll.aggregation.rules import FedProx, LocalRule, NoRule
+from atoll.aggregation.rules.fedprox import FedProx
+from atoll.aggregation.rules.rule import LocalRule, NoRule
 from atoll.cluster.app import App
 from atoll.cluster.batches import batches, plan_work
 from atoll.cluster.evaluate import evaluate

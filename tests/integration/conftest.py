@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from integration.federation import REPRODUCIBLE, Federation
+from integration.federation import Federation
+from integration.trial import REPRODUCIBLE
 
 
 @pytest.fixture

@@ -11,23 +11,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
+from integration.trial import install_apps, write_share
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
-from sklearn.datasets import load_breast_cancer
 
 from atoll.cli.snapshots import run_record
 from atoll.client.people import load_person
 from atoll.client.researcher import fetch_model, snapshot_of, watch
 
-APPS = Path(__file__).parent / "apps"
 PATIENCE_S = 120.0  # for anything at all; a healthy federation takes a few seconds
 
 
@@ -128,14 +126,16 @@ class Federation:
             else policy
         )
 
+    def label(self, site: str, region: str) -> None:
+        """Give a site the label `region`."""
+        path, example = self.home(site) / "site.toml", '# labels = { region = "north" }'
+        text = path.read_text()
+        assert example in text
+        path.write_text(text.replace(example, f'labels = {{ region = "{region}" }}'))
+
     def write_data(self, name: str) -> Path:
-        """This site's share of the breast cancer data: every third example, from another start at each site."""
-        x, y = breast_cancer()
-        start = int(name.rsplit("-", 1)[-1]) - 1
-        path = self.root / f"{name}.npz"
-        mine = slice(start, 450, 3 + start)  # sites of different sizes
-        np.savez(path, x_train=x[mine], y_train=y[mine], x_test=x[450:], y_test=y[450:])
-        return path
+        """This site's share of the breast cancer data."""
+        return write_share(self.root / f"{name}.npz", int(name.rsplit("-", 1)[-1]) - 1)
 
     def enrol_researcher(self) -> None:
         token = self.atoll("user", "add", "ada", "--home", self.operator).out.strip()
@@ -320,9 +320,6 @@ class Federation:
         return self.root / f"{site}.opened"
 
 
-REPRODUCIBLE = "[reproducible]\nseed = 7\n"  # of rounding, in site.toml
-
-
 def command(arguments: Sequence[str | Path]) -> list[str]:
     return [sys.executable, "-m", "atoll.cli", *map(str, arguments)]
 
@@ -337,71 +334,3 @@ def free_ports() -> tuple[int, int]:
 def connects(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def breast_cancer() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """569 examples of 30 standardised features, in a fixed shuffled order."""
-    features, labels = load_breast_cancer(return_X_y=True)
-    x: NDArray[np.float64] = np.asarray(features, dtype=np.float64)
-    order = np.random.default_rng(0).permutation(len(x))
-    x = (x - x.mean(axis=0)) / x.std(axis=0)
-    return x[order].astype(np.float32), np.asarray(labels, dtype=np.int64)[order]
-
-
-def install_apps(folder: Path, extra: Mapping[str, str] | None = None) -> Path:
-    """A folder for PYTHONPATH with the trial apps as an installed distribution, and atoll's own source.
-
-    Args:
-        extra: text appended to the module, by file name: another hash, another behaviour.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    record = []
-    for source in APPS.glob("*.py"):
-        text = source.read_text() + (extra or {}).get(source.name, "")
-        (folder / source.name).write_text(text)
-        record.append(f"{source.name},,{len(text)}")
-    info = folder / "trial_apps-1.0.dist-info"
-    info.mkdir(exist_ok=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: trial-apps\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[atoll.apps]\ntrial = trial_apps:Trial\nlarger = trial_apps:OneTensorMore\nnotes = trial_apps:Notes\n"
-    )
-    (info / "RECORD").write_text("\n".join([*record, "trial_apps-1.0.dist-info/RECORD,,"]) + "\n")
-    source_root = Path(__file__).parents[2] / "src"
-    return Path(f"{folder}{os.pathsep}{source_root}")
-
-
-def trial_job(
-    *,
-    rounds: int = 2,
-    app: str = "trial",
-    values: str = "",
-    strategy: str = 'kind = "fedavg"',
-    schedule: str = "min = 3",
-    work: str = "epochs = 1, batch_size = 32",
-    more: str = "",
-    wait: str = "60s",
-    seed: int = 3,
-    sites: Sequence[str] = (),
-) -> str:
-    """A job file of the trial app."""
-    return f"""
-[job]
-name = "trial"
-app = "{app}"
-data = "trial"
-rounds = {rounds}
-seed = {seed}
-sites = {json.dumps(sites)}
-wait_for_sites = "{wait}"
-
-[app]
-{values}
-
-[strategy]
-{strategy}
-schedule = {{ kind = "rounds", {schedule} }}
-work = {{ {work} }}
-
-{more}
-"""

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from integration.federation import Federation, command, trial_job
+from integration.federation import Federation, command
+from integration.trial import trial_job
 from safetensors.numpy import load_file
 
 ABSENT = "01JDXK7Q8Z0000000000000000"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from integration.federation import Federation, trial_job
+from integration.federation import Federation
+from integration.trial import trial_job
 from safetensors.numpy import load_file
 
 pytestmark = pytest.mark.chaos  # what they are made of has tests of its own

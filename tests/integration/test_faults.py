@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from integration.federation import Federation, install_apps, trial_job
+from integration.federation import Federation
+from integration.trial import install_apps, trial_job
 
 QUORUM = "min = 3, quorum = 2, deadline = '60s'"
 

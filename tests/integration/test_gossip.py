@@ -8,9 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chaos.doomed import require_all, run_with_a_kill
 from integration.federation import Federation
 from integration.gossip import d_psgd, gossip_job, mean_of, spread_of, start_reef, weights_of
 from numpy.typing import NDArray
+
+from atoll.client.steps import Step as SiteStep
+from atoll.server.steps import Step
 
 CHAIN = [(2, 3), (1, 2), (1, 4)]
 RING = [(1, 2), (2, 3), (3, 4), (1, 4)]
@@ -26,6 +30,12 @@ def reef(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
         yield federation
     finally:
         federation.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(reef: Federation) -> dict[str, Any]:
+    """A run in which nothing happens, with one pair that only the server can bring together."""
+    return reef.finish(gossip_job(rounds=3, schedule="min = 4"))
 
 
 def require_equal(federation: Federation, state: Mapping[str, Any], weights: NDArray[np.float64]) -> None:
@@ -52,8 +62,10 @@ def test_pairs_of_which_one_can_call_the_other_equal_d_psgd_and_nothing_is_relay
     assert not list((reef.server_folder / "relays").rglob("*.1"))
 
 
-def test_a_pair_that_cannot_reach_each_other_is_relayed_and_no_other(reef: Federation) -> None:
-    state = reef.finish(gossip_job(rounds=3, schedule="min = 4"))
+def test_a_pair_that_cannot_reach_each_other_is_relayed_and_no_other(
+    reef: Federation, undisturbed: dict[str, Any]
+) -> None:
+    state = undisturbed
     require_equal(reef, state, weights_of(*RING))
     (record,) = state["rounds"]
     assert (record["exchange"]["pairs"], record["exchange"]["direct"]) == (4, 3)
@@ -64,6 +76,25 @@ def test_a_pair_that_cannot_reach_each_other_is_relayed_and_no_other(reef: Feder
     shown = reef.atoll("status", state["run"], "--home", reef.researcher).out
     assert "exchange of round 3: 3 of 4 pairs directly" in shown
     assert "through the server: site-3, site-4" in shown
+
+
+@pytest.mark.parametrize(
+    ("step", "nth"),
+    [
+        pytest.param(Step.JOURNALLED, 7, marks=pytest.mark.chaos, id="training"),
+        pytest.param(Step.JOURNALLED, 13, id="exchange"),
+        pytest.param(Step.JOURNALLED, 30, marks=pytest.mark.chaos, id="a-later-round"),
+        pytest.param(Step.RECEIVED, 2, marks=pytest.mark.chaos, id="relay"),
+        pytest.param(Step.MADE, 1, marks=pytest.mark.chaos, id="version"),
+        pytest.param(SiteStep.WORKED, 2, marks=pytest.mark.chaos, id="site"),
+    ],
+)
+def test_a_kill_at_a_step_changes_no_byte(
+    reef: Federation, undisturbed: dict[str, Any], step: Step | SiteStep, nth: int
+) -> None:
+    run = run_with_a_kill(reef, gossip_job(rounds=3, schedule="min = 4"), "site-2", step, nth)
+    require_all(reef, run, 4)
+    assert reef.model_hash(run) == reef.model_hash(undisturbed["run"])
 
 
 @pytest.mark.chaos

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from integration.federation import Federation, trial_job
+from integration.federation import Federation
+from integration.trial import trial_job
 from numpy.typing import NDArray
 from samples.older_peer import Alter, Fields, OlderPeer, as_stored, fields
 

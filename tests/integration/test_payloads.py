@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from integration.federation import Federation, trial_job
+from integration.federation import Federation
+from integration.trial import trial_job
 
 from atoll.cluster.seeds import training_seed
 from atoll.wire.payload_list import payloads_in

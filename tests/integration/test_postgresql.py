@@ -9,7 +9,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from integration.federation import REPRODUCIBLE, Federation, trial_job
+from integration.federation import Federation
+from integration.trial import REPRODUCIBLE, trial_job
 from samples.postgresql import postgresql
 
 from atoll.server.steps import Step

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from integration.federation import Federation, breast_cancer, trial_job
+from integration.federation import Federation
+from integration.trial import breast_cancer, trial_job
 from numpy.typing import NDArray
 
 SITES = ("site-1", "site-2", "site-3")

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from integration.federation import Federation, breast_cancer, trial_job
+from integration.federation import Federation
+from integration.trial import breast_cancer, trial_job
 from safetensors.numpy import load_file
 
 
@@ -152,7 +153,13 @@ def test_a_run_that_improves_no_more_ends_early_and_its_best_version_is_kept(tri
         '[control]\nbest = { metric = "accuracy", mode = "max" }\nearly_stop = { patience = 3, min_delta = 0.001 }\n'
     )
     path.write_text(trial_job(rounds=40, values="lr = 0.0", more=control))
-    run = trio.atoll("run", path, "--events", events, "--home", trio.researcher).out.strip()
+    settings = trio.researcher / "user.toml"
+    before = settings.read_text()
+    settings.write_text(f'{before}\n[callbacks.log]\nkind = "json_lines"\npath = "{tmp_path / "log.jsonl"}"\n')
+    try:
+        run = trio.atoll("run", path, "--events", events, "--home", trio.researcher).out.strip()
+    finally:
+        settings.write_text(before)
     state = trio.status(run)
     assert (state["status"], state["version"], state["best_version"]) == ("finished", 4, 1)
     assert (
@@ -164,6 +171,8 @@ def test_a_run_that_improves_no_more_ends_early_and_its_best_version_is_kept(tri
     assert [one["event"] for one in said if one["event"] != "Evaluated"] == [
         "RunStarted", *["RoundClosed", "VersionCommitted"] * 4, "RunEnded",
     ]  # fmt: skip
+    heard = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [one["event"] for one in heard] == [one["event"] for one in said]
     assert [one["best"] for one in said if one["event"] == "Evaluated"] == [True, False, False, False]
 
     out = tmp_path / "best.safetensors"

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from integration.federation import REPRODUCIBLE, Federation, Process, trial_job
+from integration.federation import Federation, Process
+from integration.trial import REPRODUCIBLE, trial_job
 from numpy.typing import NDArray
 
 PROGRAM = Path(__file__).parents[1] / "samples" / "killed_session.py"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from integration.federation import REPRODUCIBLE, Federation, trial_job
+from integration.federation import Federation
+from integration.trial import REPRODUCIBLE, trial_job
 
 ROOMY = ("site-1", "site-2")  # each works on two runs at once
 NARROW = "site-3"  # on one

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from integration.federation import REPRODUCIBLE, Federation
+from integration.federation import Federation
+from integration.trial import REPRODUCIBLE
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 

@@ -10,7 +10,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from integration.federation import REPRODUCIBLE, Federation, trial_job
+from integration.federation import Federation
+from integration.trial import REPRODUCIBLE, trial_job
 
 from atoll.client.steps import Step as SiteStep
 from atoll.server.steps import Step as ServerStep

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from integration.federation import Done, Federation, install_apps, trial_job
+from integration.federation import Done, Federation
+from integration.trial import install_apps, trial_job
 
 SITES = ("site-1", "site-2", "site-3")
 ODD = "site-2"

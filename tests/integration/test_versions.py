@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from integration.federation import Federation, breast_cancer, trial_job
+from integration.federation import Federation
+from integration.trial import breast_cancer, trial_job
 from numpy.typing import NDArray
 
 KEPT = 2  # keep_versions

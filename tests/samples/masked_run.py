@@ -355,3 +355,23 @@ def plain(sites: Mapping[str, LightSite], survivors: list[str], round_: int = 1)
     rows = [sites[name].weight * update_of(name, round_) for name in survivors]
     found: NDArray[np.float64] = sum(rows) / weight  # type: ignore[assignment]
     return found
+
+
+def terms_of(num_sites: int, **changed: Any) -> tuple[Terms, dict[str, LightSite]]:
+    """The terms of a session, and its sites."""
+    job = job_of(num_sites, **changed)
+    sites = make_sites(job, num_sites)
+    opening = Opening(
+        run=RUN,
+        round=1,
+        session=1,
+        sites=tuple(sorted(sites)),
+        member_list_version=3,
+        max_weight=max(site.weight for site in sites.values()),
+        base_version=0,
+        digests={0: "00" * 32},
+    )
+    own = Own(
+        job=job, app_hash=APP_HASH, schema_hash=MANIFEST.schema_hash, num_values=NUM_VALUES, members=members(sites)
+    )
+    return agree(opening, own), sites

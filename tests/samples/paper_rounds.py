@@ -20,7 +20,7 @@ from atoll.aggregation.layout import update_layout
 from atoll.aggregation.next_model import next_model
 from atoll.aggregation.reducers.reduction import RoundTerms
 from atoll.aggregation.rounding import Rounding, rounding_key
-from atoll.aggregation.rules import LocalRule, Paired, Watching
+from atoll.aggregation.rules.rule import LocalRule, Paired, Watching
 from atoll.aggregation.sent import Sent
 from atoll.aggregation.strategy import Strategy, resolve
 from atoll.wire.job import parse_job

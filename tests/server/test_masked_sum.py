@@ -10,37 +10,18 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from samples.masked_run import MANIFEST, NUM_VALUES, RUN, LightSite, job_of, levels_of, make_sites, members
+from samples.masked_run import MANIFEST, NUM_VALUES, LightSite, job_of, levels_of, terms_of
 from samples.secagg_session import Session, signing_keys
 
 from atoll.aggregation.codecs.casts import Native
 from atoll.aggregation.layout import update_layout
-from atoll.privacy.secagg.agreement import Counted, Opening, Own, Terms, agree, counters
+from atoll.privacy.secagg.agreement import Counted, Terms, counters
 from atoll.server import masked_sum
 from atoll.server.masked_sum import MaskedSum, require_maskable
 from atoll.wire.errors import BadUpdate, ConfigError
 from atoll.wire.manifest import Manifest
 
 LAYOUT = update_layout(MANIFEST, Native(Native.Options()), "mean")
-
-
-def terms_of(num_sites: int, **changed: object) -> tuple[Terms, dict[str, LightSite]]:
-    job = job_of(num_sites, **changed)
-    sites = make_sites(job, num_sites)
-    opening = Opening(
-        run=RUN,
-        round=1,
-        session=1,
-        sites=tuple(sorted(sites)),
-        member_list_version=3,
-        max_weight=max(site.weight for site in sites.values()),
-        base_version=0,
-        digests={0: "00" * 32},
-    )
-    own = Own(
-        job=job, app_hash="ab" * 32, schema_hash=MANIFEST.schema_hash, num_values=NUM_VALUES, members=members(sites)
-    )
-    return agree(opening, own), sites
 
 
 Inputs = dict[int, list[NDArray[np.unsignedinteger]]]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from samples.masked_run import MANIFEST, LightSite, Server, expected, job_of, make_sites, plain
 
 from atoll.server.events import decode_event
@@ -16,6 +19,7 @@ from atoll.server.secure_events import SurvivorsFixed
 from atoll.server.steps import Step
 from atoll.wire import control_pb2 as pb
 from atoll.wire.job import Job
+from atoll.wire.members_pb2 import MemberList, SignedMemberList
 
 PHASES = ["plan", "keys", "shares", "survivors", "confirmations"]
 
@@ -36,7 +40,7 @@ def require_model(server: Server, sites: dict[str, LightSite], survivors: list[s
     assert np.abs(server.model(round_) - before - plain(sites, survivors, round_)).max() <= most + 1e-6
 
 
-def rounded_like_the_model(values: np.ndarray) -> np.ndarray:
+def rounded_like_the_model(values: NDArray[np.float64]) -> NDArray[np.float64]:
     found, start = [], 0
     for spec in MANIFEST:
         part = values[start : start + spec.num_elements]
@@ -137,7 +141,7 @@ def test_bytes_that_are_not_the_declared_ones_are_not_added(tmp_path: Path) -> N
     def another(answer: pb.SecureAnswer) -> pb.SecureAnswer:
         if answer.WhichOneof("answer") == "input":
             liar.masked = bytes([liar.masked[0] ^ 1]) + liar.masked[1:]
-            answer.input.crc32 = __import__("zlib").crc32(liar.masked)
+            answer.input.crc32 = zlib.crc32(liar.masked)
         return answer
 
     liar.lies = another
@@ -238,18 +242,14 @@ def test_sites_of_one_organisation_are_no_cohort(tmp_path: Path) -> None:
     server = Server(tmp_path, job, sites)
     listed = server.store.member_list()
     assert listed is not None
-    from atoll.wire.members_pb2 import MemberList, SignedMemberList
-
     table = MemberList.FromString(SignedMemberList.FromString(listed).member_list)
     table.version = 4
     for member in table.members:
         member.organisation = "one"
     server.store.save_member_list(4, SignedMemberList(member_list=table.SerializeToString()).SerializeToString())
+    own = replace(sites["site-000"].own(), members=table)
     for site in sites.values():
-        own = site.own()
-        site.own = lambda own=own: type(own)(  # type: ignore[misc]
-            job=own.job, app_hash=own.app_hash, schema_hash=own.schema_hash, num_values=own.num_values, members=table
-        )
+        site.own = lambda: own
     asyncio.run(server.run())
     assert server.driver.state.outcome is Outcome.FAILED
     assert "of 1 organisations" in server.driver.state.reason

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from samples.masked_run import terms_of
 from samples.secagg_session import LANES, Session, inputs, plan_of
-from server.test_masked_sum import terms_of
 
 from atoll.privacy.secagg.agreement import Terms
 from atoll.server.secure_session import At, SecureSession, survivors_in
@@ -92,15 +92,17 @@ def test_a_phase_that_too_few_answer_says_who_is_missing(at: At) -> None:
 
 @given(data=st.binary(max_size=400), phase=st.sampled_from(PHASES), site=st.integers(0, 4))
 def test_bytes_that_nobody_signed_are_refused_in_every_phase(data: bytes, phase: At, site: int) -> None:
-    session, _ = BEGINNINGS[phase]
-    kind = KINDS[phase]
     with pytest.raises(RemoteError):
-        if kind == "input":
-            session.declared(site, data)
-        elif kind == "shared":
-            said(session, site, shared=secure_pb2.SecureShared(items=[data]))
-        else:
-            said(session, site, **{kind: data})
+        say(BEGINNINGS[phase][0], site, KINDS[phase], data)
+
+
+def say(session: SecureSession, site: int, kind: str, data: bytes) -> None:
+    if kind == "input":
+        session.declared(site, data)
+    elif kind == "shared":
+        said(session, site, shared=secure_pb2.SecureShared(items=[data]))
+    else:
+        said(session, site, **{kind: data})
 
 
 BEGINNINGS = {phase: played(phase) for phase in PHASES}

@@ -16,6 +16,7 @@ import atoll
 from atoll.aggregation import catalogue
 from atoll.aggregation.catalogue import Kind
 from atoll.simulations.clock import Speeds
+from atoll.simulations.dropouts import Dropouts
 from atoll.simulations.results import Result
 from atoll.simulations.sites import Partition
 from atoll.wire.errors import AppFailed, ConfigError
@@ -136,6 +137,35 @@ def test_sites_that_the_schedule_does_not_ask_take_no_part() -> None:
     assert (result.status, result.reason) == ("finished", "")
     assert [entry.sites for entry in result.rounds] == [3, 3]
     assert {entry.weight for entry in result.rounds} == {60}
+
+
+def test_a_site_that_drops_out_often_is_asked_less_where_the_schedule_goes_by_availability() -> None:
+    """The same sites drop out in the same rounds; what differs is who is asked."""
+    dropouts = Dropouts(by_site={"site-1": 1.0})
+
+    def times_missing(sample: str) -> int:
+        schedule = {"kind": "rounds", "min": 3, "fraction": 0.5, "quorum": 2, "sample": sample}
+        result = run(points_job(rounds=12, schedule=schedule), dropouts=dropouts)
+        assert (result.status, result.reason) == ("finished", "")
+        assert {len(entry.missing) for entry in result.rounds} == {0, 1}
+        assert {name for entry in result.rounds for name in entry.missing} == {"site-1"}
+        return sum(len(entry.missing) for entry in result.rounds)
+
+    assert times_missing("available") < times_missing("uniform")
+
+
+def test_who_drops_out_follows_from_the_seed_and_a_bad_chance_is_named() -> None:
+    schedule = {"kind": "rounds", "min": SITES, "quorum": 1}
+    one, again, other = (
+        run(points_job(rounds=3, schedule=schedule), dropouts=Dropouts(share=0.4, seed=seed)) for seed in (1, 1, 2)
+    )
+    assert [entry.missing for entry in one.rounds] == [entry.missing for entry in again.rounds]
+    assert [entry.missing for entry in one.rounds] != [entry.missing for entry in other.rounds]
+    assert all("dropped out of round" in reason for entry in one.rounds for reason in entry.missing.values())
+    with pytest.raises(ConfigError, match=r"dropouts\.share = 1\.5: wanted 0 to 1"):
+        Dropouts(share=1.5)
+    with pytest.raises(ConfigError, match=r"dropouts\.by_site names harbour"):
+        run(dropouts=Dropouts(by_site={"harbour": 0.5}))
 
 
 def test_a_failure_does_not_leave_its_neighbour_the_update_before() -> None:
@@ -261,9 +291,8 @@ def test_an_app_that_raises_at_one_site_is_lost_there_as_in_a_deployment() -> No
     ],
 )
 def test_a_bad_option_is_named_with_its_bound(options: dict[str, Any], key: str) -> None:
-    given: dict[str, Any] = {name: value() if callable(value) else value for name, value in options.items()}
     with pytest.raises(ConfigError) as caught:
-        run(**given)
+        run(**{name: value() if callable(value) else value for name, value in options.items()})
     assert caught.value.key == key
 
 

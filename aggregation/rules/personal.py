@@ -13,7 +13,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from atoll.aggregation.rules import FedProx, LocalRule, NoRule
+from atoll.aggregation.rules.fedprox import FedProx
+from atoll.aggregation.rules.rule import LocalRule, NoRule
 from atoll.wire.job import Strict, WorkSection
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from atoll.aggregation.parts import build
-from atoll.aggregation.rules import LocalRule
+from atoll.aggregation.rules.rule import LocalRule
 
 
 def rule(kind: str, **options: object) -> LocalRule:
