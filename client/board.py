@@ -27,7 +27,7 @@ class RunPicture:
     run: str
     name: str = ""
     app: str = ""
-    state: str = "waiting"  # "preparing", "ready", "training", "evaluating", "sending", "held up", "failed"
+    state: str = "waiting"  # "preparing", "ready", "training", "evaluating", "masking", "sending", "held up", "failed"
     device: str = ""
     round: int = 0
     num_rounds: int = 0

@@ -237,9 +237,9 @@ class RunWork:
     async def agreed(self) -> Agreed:
         """What this site has agreed to; admits the run where that was not done since the agent started."""
         if (admission := self._admission) is None:
-            admission = await asyncio.to_thread(
-                admit, self._offer, settings=self._place.settings, home=self._place.home
-            )
+            place = self._place
+            admission = await asyncio.to_thread(admit, self._offer, settings=place.settings, home=place.home)
+            self._admission = admission
         return Agreed(job=admission.job, app_hash=admission.app_hash, schema_hash=admission.manifest.schema_hash)
 
     async def mask(self, request: Mask) -> Masked:
@@ -248,7 +248,9 @@ class RunWork:
         async def ask() -> Masked:
             bench = await self._ready()
             self._place.board.working(self.run, "masking", request.round)
-            return await bench.worker.mask(request)
+            masked = await bench.worker.mask(request)
+            self._place.board.sending(self.run, request.round)
+            return masked
 
         return await self._surviving(f"session {request.key}", request.round, ask)
 

@@ -180,8 +180,9 @@ async def test_a_worker_that_is_killed_while_it_masks_leaves_the_bytes_to_the_ne
     await worker.train(bench.train("update"))
     await worker.mask(order(bench))
     whole = bench.update("masked")
-    asked = asyncio.ensure_future(worker.mask(order(bench)))
-    await asyncio.sleep(0)
+    os.mkfifo(bench.folder / "pipe")  # it waits for what nobody writes
+    asked = asyncio.ensure_future(worker.mask(order(bench, private_path=str(bench.folder / "pipe"))))
+    await asyncio.sleep(0.1)
     worker.kill()
     with pytest.raises(WorkerDied):
         await asked
