@@ -54,7 +54,11 @@ def combinations_table() -> str:
     lines += _grid("schedule", schedules, reducers, lambda one, two: _cell(one, two, regions=True))
     lines += ["", "Schedule by rule, personal model and codec of downloads, with the reducer `mean`.", ""]
     lines += _grid("schedule", schedules, _others(), lambda one, two: _word(refused(schedule=one, **two)))
-    lines += ["", "With `[privacy] secure_aggregation` ([secure aggregation](secure-aggregation.md)): schedule by reducer.", ""]
+    lines += [
+        "",
+        "With `[privacy] secure_aggregation` ([secure aggregation](secure-aggregation.md)): schedule by reducer.",
+        "",
+    ]
     lines += _grid("schedule", schedules, reducers, lambda one, two: _word(_masked(schedule=one, reducer=two)))
     lines += ["", "The same, schedule by the rest, with the reducer `mean`.", ""]
     codecs = {kind: {"codec": _made("codec", kind)} for kind in parts.BUILT_IN["codec"]}
