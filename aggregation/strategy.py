@@ -17,6 +17,7 @@ from atoll.aggregation.fragments import Fragments
 from atoll.aggregation.lanes import Lane
 from atoll.aggregation.layout import Buffers
 from atoll.aggregation.lr_schedules import LearningRate
+from atoll.aggregation.masking import MASKING
 from atoll.aggregation.metrics import require_sums
 from atoll.aggregation.reducers.append import Append, require_alone
 from atoll.aggregation.reducers.central import FLTrust
@@ -268,7 +269,7 @@ def require_regions_allowed(job: Job, regions: Sequence[str]) -> None:
         "strategy.reducer": strategy.reducer.name,
         "strategy.download": strategy.download.name if strategy.download else "",
         "regions": ", ".join(regions),
-        combinations.MASKING: _terms(job),
+        MASKING: _terms(job),
     }
     combinations.require_allowed(combined, values)
 
@@ -316,7 +317,7 @@ def _values(
         "strategy.download": section.download.kind if section.download else "",
         "evaluation.server": job.evaluation.server,
         "evaluation.sites": job.evaluation.sites,
-        combinations.MASKING: _terms(job),
+        MASKING: _terms(job),
     }
 
 

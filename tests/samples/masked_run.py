@@ -135,11 +135,11 @@ class LightSite:
     def answer(self, kind: str, step: pb.SecureStep) -> dict[str, Any]:
         if kind == "plan":
             opening = Opening.decode(step.plan.opening)
-            terms = agree(opening, self.own())
-            assert terms.plan.hash == step.plan.hash
-            if self.terms is None or self.terms.plan.hash != terms.plan.hash:
-                self.terms = terms
-                self.state = protocol.advertise(terms.plan, terms.index(self.name), Secrets.draw(), self.key)
+            agreed = agree(opening, self.own())
+            assert agreed.plan.hash == step.plan.hash
+            if self.terms is None or self.terms.plan.hash != agreed.plan.hash:
+                self.terms = agreed
+                self.state = protocol.advertise(agreed.plan, agreed.index(self.name), Secrets.draw(), self.key)
             assert self.state is not None
             return {"advertised": self.state.advertised}
         terms, state = self.terms, self.state

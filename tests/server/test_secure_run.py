@@ -230,7 +230,7 @@ def test_survivors_are_in_the_journal_before_they_are_told(tmp_path: Path) -> No
             seen.append("told")
         told(message)
 
-    site.step = step  # type: ignore[method-assign]
+    site.step = step  # type: ignore[method-assign,assignment]
     asyncio.run(server.run())
     assert "told" in seen
     assert str(Step.COMMITTED) in seen

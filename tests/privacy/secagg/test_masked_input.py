@@ -59,7 +59,7 @@ def naive_input(values: list[float], how: Encoding) -> bytes:
 
 
 def lane_of(values: np.ndarray, how: Encoding, cuts: list[int] | None = None) -> RealsLane:
-    edges = sorted({0, *(cuts or []), values.size})
+    edges: list[int] = sorted({0, values.size, *(cuts or ())})
     pieces = [Reals(low, values[low:high]) for low, high in pairwise(edges)]
     return RealsLane(pieces, how, MASKS, name_at=lambda index: f'tensor "t{index}"')
 
