@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import pytest_asyncio
+from cluster.test_masking import order
 from samples.bench import MakeBench
 
 from atoll.cluster.sessions import open_session
@@ -54,6 +55,14 @@ async def test_a_world_does_what_a_worker_does_and_ends_with_a_rank_that_dies(
     again = await worker.train(bench.train("again"))
     assert again.crc32 == trained.crc32
     assert bench.update("again") == bench.update("update")
+    assert family(worker) == below
+
+    # The masked input of a session is that of the same update at a site of one process.
+    assert trained.num_values > 0
+    masked = await worker.mask(order(bench))
+    alone = open_session(bench.prepare("north")).mask(order(bench, "alone"), lambda done, total: None)
+    assert (masked.sha256_hex, masked.crc32) == (alone.sha256_hex, alone.crc32)
+    assert bench.update("masked") == bench.update("alone")
     assert family(worker) == below
 
     os.kill(ranks_of(below)[1], signal.SIGKILL)
