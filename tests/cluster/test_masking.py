@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from samples.bench import Bench, MakeBench
+from samples.bench import MASK_KEYS, Bench, MakeBench
 
 from atoll.cluster.masking import discount_of, mask_update
-from atoll.cluster.messages import Mask, MaskKey, decode, encode
+from atoll.cluster.messages import decode, encode
 from atoll.cluster.open_session import open_session
 from atoll.cluster.worker_process import WorkerDied, WorkerProcess
 from atoll.privacy.secagg.fixed_point import total
@@ -24,34 +24,17 @@ from atoll.privacy.secagg.masks import Mask as KeyedMask
 from atoll.privacy.secagg.masks import add_masks
 from atoll.wire.errors import BadUpdate, LocalError, NotAllowed, Stale
 
-KEYS = [MaskKey(key_hex=f"{number:064x}", negative=number % 2 == 0) for number in range(1, 4)]
-SCALE, BOUND = 1e6, 8.0
+SCALE = 1e6  # of the bench's order to mask
 
 
 def ignore(done: int, total: int) -> None:
     pass
 
 
-def order(bench: Bench, out: str = "masked", **changes: Any) -> Mask:
-    fields: dict[str, Any] = {
-        "key": "run/task#1/1",
-        "round": 1,
-        "private_path": str(bench.folder / "update"),
-        "out_path": str(bench.folder / out),
-        "exact": [40, 0, 2**64 - 7, 80],
-        "exact_masks": KEYS[:2],
-        "masks": KEYS,
-        "bits": 32,
-        "scale": SCALE,
-        "bound": BOUND,
-    }
-    return Mask(**{**fields, **changes})
-
-
 def unmasked(bench: Bench, out: str = "masked") -> tuple[list[int], np.ndarray[Any, np.dtype[np.int64]]]:
     data = bench.update(out)
     lanes = [np.frombuffer(data, "<u8", count=4).copy(), np.frombuffer(data, "<u4", offset=32).copy()]
-    for lane, keys in zip(lanes, (KEYS[:2], KEYS), strict=True):
+    for lane, keys in zip(lanes, (MASK_KEYS[:2], MASK_KEYS), strict=True):
         add_masks(lane, 0, [KeyedMask(key=bytes.fromhex(one.key_hex), negative=not one.negative) for one in keys])
     return lanes[0].tolist(), total(lanes[1])
 
@@ -61,7 +44,7 @@ def test_the_levels_are_those_of_the_update_that_stays(make_bench: MakeBench) ->
     session = open_session(bench.prepare("north"))
     trained = session.train(bench.train("update"), ignore)
     assert trained.num_values == session.layout.num_values
-    masked = session.mask(order(bench), ignore)
+    masked = session.mask(bench.mask(), ignore)
     assert masked.sha256_hex == hashlib.sha256(bench.update("masked")).hexdigest()
     assert (masked.num_bytes, masked.num_clipped) == (32 + 4 * trained.num_values, 0)
     exact, levels = unmasked(bench)
@@ -79,7 +62,7 @@ def test_both_lanes_of_scaffold_are_masked(make_bench: MakeBench) -> None:
     bench = make_bench(kind="scaffold")
     session = open_session(bench.prepare("north"))
     trained = session.train(bench.train("update"), ignore)
-    session.mask(order(bench), ignore)
+    session.mask(bench.mask(), ignore)
     controls = [entry for entry in session.layout.means if entry.spec.role == "control"]
     assert controls
     assert trained.num_values == sum(entry.num_values for entry in session.layout.means)
@@ -91,13 +74,13 @@ def test_a_retry_sends_the_same_levels_under_other_masks(make_bench: MakeBench) 
     bench = make_bench()
     session = open_session(bench.prepare("north"))
     session.train(bench.train("update"), ignore)
-    session.mask(order(bench), ignore)
-    session.mask(order(bench, "bare", exact_masks=[], masks=[]), ignore)
+    session.mask(bench.mask(), ignore)
+    session.mask(bench.mask("bare", exact_masks=[], masks=[]), ignore)
     bare = total(np.frombuffer(bench.update("bare"), "<u4", offset=32))
     assert np.array_equal(unmasked(bench)[1], bare)
     assert bench.update("bare") != bench.update("masked")
     other = open_session(bench.prepare("north", rounding_seed_hex="08" * 32))
-    other.mask(order(bench, "other", exact_masks=[], masks=[]), ignore)
+    other.mask(bench.mask("other", exact_masks=[], masks=[]), ignore)
     differ = total(np.frombuffer(bench.update("other"), "<u4", offset=32)) - bare
     assert 0 < np.abs(differ).max() <= 1
 
@@ -108,13 +91,13 @@ def test_clipped_values_are_counted_where_they_may_be(make_bench: MakeBench) -> 
     session.train(bench.train("update"), ignore)
     bound = 1e-3
     with pytest.raises(BadUpdate, match=r'tensor ".*" moved by .*, secure aggregation takes at most 0.001'):
-        session.mask(order(bench, bound=bound), ignore)
+        session.mask(bench.mask(bound=bound), ignore)
     assert not (bench.folder / "masked").exists()
-    masked = session.mask(order(bench, bound=bound, max_clipped=10_000), ignore)
+    masked = session.mask(bench.mask(bound=bound, max_clipped=10_000), ignore)
     exact, levels = unmasked(bench)
     assert exact[1] == masked.num_clipped == int((np.abs(levels) >= int(bound * SCALE)).sum()) > 0
     with pytest.raises(BadUpdate, match=r"values are beyond 0\.001, at most 1 may be clipped"):
-        session.mask(order(bench, bound=bound, max_clipped=1), ignore)
+        session.mask(bench.mask(bound=bound, max_clipped=1), ignore)
 
 
 def test_what_is_not_this_runs_update_or_cannot_be_summed(make_bench: MakeBench) -> None:
@@ -123,12 +106,12 @@ def test_what_is_not_this_runs_update_or_cannot_be_summed(make_bench: MakeBench)
     session.train(bench.train("update"), ignore)
     (bench.folder / "short").write_bytes(bench.update("update")[:-4])
     with pytest.raises(LocalError, match="is not an update of this run"):
-        session.mask(order(bench, private_path=str(bench.folder / "short")), ignore)
+        session.mask(bench.mask(private_path=str(bench.folder / "short")), ignore)
     coded = replace(session.layout, means=(), raws=(), num_bytes=session.layout.num_bytes)
     with pytest.raises(LocalError, match="is not an update of this run"):
-        mask_update(coded, order(bench), bytes(32), discount=1.0, on_slice=lambda: None)
+        mask_update(coded, bench.mask(), bytes(32), discount=1.0, on_slice=lambda: None)
     with pytest.raises(NotAllowed, match="counts this site's update as stale"):
-        session.mask(order(bench, staleness=1), ignore)
+        session.mask(bench.mask(staleness=1), ignore)
 
 
 def test_a_stale_update_is_discounted_as_its_schedule_says(make_bench: MakeBench) -> None:
@@ -136,8 +119,8 @@ def test_a_stale_update_is_discounted_as_its_schedule_says(make_bench: MakeBench
     session = open_session(bench.prepare("north"))
     assert session.prepared().sums_stale
     session.train(bench.train("update"), ignore)
-    session.mask(order(bench), ignore)
-    session.mask(order(bench, "stale", staleness=3), ignore)
+    session.mask(bench.mask(), ignore)
+    session.mask(bench.mask("stale", staleness=3), ignore)
     fresh, stale = unmasked(bench)[1], unmasked(bench, "stale")[1]
     assert discount_of(session.strategy.schedule, 3) == 0.5
     assert np.abs(stale - fresh * 0.5).max() <= 1.5
@@ -152,15 +135,15 @@ def test_a_cancelled_session_ends_before_the_next_slice(make_bench: MakeBench) -
         raise Stale("task was cancelled")
 
     with pytest.raises(Stale):
-        session.mask(order(bench), cancelled)
+        session.mask(bench.mask(), cancelled)
     assert not (bench.folder / "masked").exists()
 
 
 def test_keys_and_counters_are_not_shown(make_bench: MakeBench) -> None:
     bench = make_bench()
-    request = order(bench, exact=[41_234, 0, 0, 0])
+    request = bench.mask(exact=[41_234, 0, 0, 0])
     assert decode(encode(request)) == request
-    assert KEYS[0].key_hex not in repr(request)
+    assert MASK_KEYS[0].key_hex not in repr(request)
     assert "41234" not in repr(request)
 
 
@@ -178,17 +161,17 @@ async def test_a_worker_that_is_killed_while_it_masks_leaves_the_bytes_to_the_ne
 
     worker = await ready()
     await worker.train(bench.train("update"))
-    await worker.mask(order(bench))
+    await worker.mask(bench.mask())
     whole = bench.update("masked")
     os.mkfifo(bench.folder / "pipe")  # it waits for what nobody writes
-    asked = asyncio.ensure_future(worker.mask(order(bench, private_path=str(bench.folder / "pipe"))))
+    asked = asyncio.ensure_future(worker.mask(bench.mask(private_path=str(bench.folder / "pipe"))))
     await asyncio.sleep(0.1)
     worker.kill()
     with pytest.raises(WorkerDied):
         await asked
     (bench.folder / "masked").write_bytes(b"\xff" * (len(whole) // 2))  # what it may have left
     worker = await ready()
-    masked = await worker.mask(order(bench))
+    masked = await worker.mask(bench.mask())
     await worker.close()
     assert bench.update("masked") == whole
     assert masked.sha256_hex == hashlib.sha256(whole).hexdigest()

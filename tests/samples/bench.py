@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from atoll.cluster.messages import Evaluate, Prepare, Train
+from atoll.cluster.messages import Evaluate, Mask, MaskKey, Prepare, Train
 from atoll.cluster.registry import AppEntry
 from atoll.wire.job import Job
 
 DISTRIBUTION = "probe-distribution"
+MASK_KEYS = [MaskKey(key_hex=f"{number:064x}", negative=number % 2 == 0) for number in range(1, 4)]
 ENTRY_POINTS = {"probe": "probe_app:Probe", "keeping": "probe_app:Keeping", "no_app": "probe_app:not_an_app"}
 
 
@@ -84,6 +85,22 @@ class Bench:
             config=config or {},
             counted_round=counted_round,
         )
+
+    def mask(self, out: str = "masked", **changes: Any) -> Mask:
+        """To write the update "update" once more as the input of a session."""
+        fields: dict[str, Any] = {
+            "key": "run/task#1/1",
+            "round": 1,
+            "private_path": str(self.folder / "update"),
+            "out_path": str(self.folder / out),
+            "exact": [40, 0, 2**64 - 7, 80],
+            "exact_masks": MASK_KEYS[:2],
+            "masks": MASK_KEYS,
+            "bits": 32,
+            "scale": 1e6,
+            "bound": 8.0,
+        }
+        return Mask(**{**fields, **changes})
 
     def evaluate(self, *, round: int = 0) -> Evaluate:
         return Evaluate(key="evaluate", round=round, base_version=0, base_path=str(self.base))

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 import pytest_asyncio
-from cluster.test_masking import order
 from samples.bench import MakeBench
 
+from atoll.cluster.run_session import RunSession
 from atoll.cluster.sessions import open_session
 from atoll.cluster.worker_process import WorkerDied, WorkerProcess
 from atoll.wire.errors import AppFailed, BadUpdate, ConfigError
@@ -59,8 +59,10 @@ async def test_a_world_does_what_a_worker_does_and_ends_with_a_rank_that_dies(
 
     # The masked input of a session is that of the same update at a site of one process.
     assert trained.num_values > 0
-    masked = await worker.mask(order(bench))
-    alone = open_session(bench.prepare("north")).mask(order(bench, "alone"), lambda done, total: None)
+    masked = await worker.mask(bench.mask())
+    session = open_session(bench.prepare("north"))
+    assert isinstance(session, RunSession)
+    alone = session.mask(bench.mask("alone"), lambda done, total: None)
     assert (masked.sha256_hex, masked.crc32) == (alone.sha256_hex, alone.crc32)
     assert bench.update("masked") == bench.update("alone")
     assert family(worker) == below
