@@ -84,7 +84,8 @@ def encode_update(
         ValueError: the same of a base tensor, or `out` has another length.
     """
     begin_update(layout, out)
-    for entry in (*layout.means, *layout.raws):
+    entries: tuple[MeanEntry | RawEntry, ...] = (*layout.means, *layout.raws)
+    for entry in entries:
         given = differences if entry.spec.name in differences else trained
         encode_tensor(entry, base, given, out, rounding=rounding, bound=bound, carried=carried, whole=given is trained)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.distributed._composable import checkpoint
+from torch.distributed._composable.checkpoint_activation import checkpoint
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 _LISTS = (nn.ModuleList, nn.Sequential)
@@ -28,7 +28,8 @@ def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
     """
     lists = [(name, module) for name, module in model.named_modules() if isinstance(module, _LISTS)]
     outer = [(name, module) for name, module in lists if not any(_within(name, other) for other, _ in lists)]
-    owners = [(name, module) for name, module in outer if len(_members(module)) > 1] or [("", model)]
+    owners: list[tuple[str, nn.Module]] = [(name, module) for name, module in outer if len(_members(module)) > 1]
+    owners = owners or [("", model)]
     return {f"{owner}.{name}" if owner else name: child for owner, module in owners for name, child in _members(module)}
 
 
@@ -60,7 +61,7 @@ def compile_blocks(blocks: dict[str, nn.Module], backend: str) -> None:
 
 
 def _selective() -> tuple[Callable[..., object], Callable[..., object]]:
-    return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-any-return]
+    return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _policy(context: object, op: object, *args: object, **kwargs: object) -> CheckpointPolicy:

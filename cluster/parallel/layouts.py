@@ -155,7 +155,7 @@ def _replicated(
             gradient_as_bucket_view=True,
         )
     if section.precision.reduce == "bf16":
-        module.register_comm_hook(group, default_hooks.bf16_compress_hook)  # type: ignore[arg-type]
+        module.register_comm_hook(group, default_hooks.bf16_compress_hook)
     return module
 
 
@@ -173,8 +173,8 @@ def _divided(optimizer: Optimizer, dims: ParallelDims) -> Optimizer:
     taken = {name: value for name, value in optimizer.defaults.items() if name in known}
     groups = [{key: value for key, value in group.items()} for group in optimizer.param_groups]
     return ZeroRedundancyOptimizer(
-        groups,  # type: ignore[arg-type]
-        optimizer_class=kind,  # type: ignore[arg-type]
+        groups,
+        optimizer_class=kind,
         process_group=dims.axis("dp_replicate").get_group(),
         **taken,
     )

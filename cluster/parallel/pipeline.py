@@ -180,10 +180,10 @@ def cut(
         prepare(module)
     group = dims.axis("pp").get_group()
     built = [pipe.build_stage(index, device, group) for index in mine]
-    options = {"n_microbatches": num_microbatches, "loss_fn": losses, "scale_grads": False}
+    options: dict[str, Any] = {"n_microbatches": num_microbatches, "loss_fn": losses, "scale_grads": False}
     schedule: _PipelineSchedule
     if section.pipeline.schedule == "interleaved":
-        schedule = ScheduleInterleaved1F1B(built, **options)  # type: ignore[arg-type]
+        schedule = ScheduleInterleaved1F1B(built, **options)
     else:
         kind = ScheduleGPipe if section.pipeline.schedule == "gpipe" else Schedule1F1B
         schedule = kind(built[0], **options)

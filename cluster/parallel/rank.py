@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from atoll.cluster.worker import work
 
@@ -30,7 +31,7 @@ def main() -> None:
     backend = options.backend if options.device_type == "cpu" else f"cpu:gloo,{options.device_type}:{options.backend}"
     dist.init_process_group(
         backend,
-        store=dist.FileStore(str(options.folder / "store"), world_size),
+        store=FileStore(str(options.folder / "store"), world_size),
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=options.collective_timeout),

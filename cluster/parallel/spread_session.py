@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from atoll.aggregation.encode import begin_update, encode_tensor
-from atoll.aggregation.layout import UpdateLayout
+from atoll.aggregation.layout import MeanEntry, RawEntry, UpdateLayout
 from atoll.aggregation.rounding import Rounding, rounding_key
 from atoll.aggregation.schedule import Asynchronous
 from atoll.aggregation.strategy import Strategy, resolve
@@ -192,7 +192,8 @@ class SpreadSession:
 
     def _write(self, training: SpreadTraining, round: int, base: Mapping[str, Tensor], out: memoryview) -> None:
         """This process's tensors, encoded. All go through to the end, and agree on how it went."""
-        entries = {entry.spec.name: entry for entry in (*self.updates.means, *self.updates.raws)}
+        every: tuple[MeanEntry | RawEntry, ...] = (*self.updates.means, *self.updates.raws)
+        entries = {entry.spec.name: entry for entry in every}
         rounding = Rounding(rounding_key(training.secret, round))
         names = [spec.name for spec in self.manifest if spec.name in entries]
         error: AtollError | None = None

@@ -7,6 +7,7 @@ also where shares differ in length. A share without examples counts 0, and compu
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ def pieces(app: App, batch: Any, num_pieces: int) -> Callable[[int], Piece]:
     return piece
 
 
-class SharedStep:
+class SharedStep(ABC):
     """What the steps of all layouts have in common: seeds, clipping, sums over processes."""
 
     def __init__(
@@ -69,6 +70,10 @@ class SharedStep:
     def seed(self, seed: int) -> int:
         """Ranks of one share draw the same; those of another share something else."""
         return share_seed(seed, self.dims.share) if self.dims.num_shares > 1 else seed
+
+    @abstractmethod
+    def gradients(self, batch: Any) -> Share:
+        """As `LocalStep.gradients`."""
 
     def before_update(self) -> None:
         if self._clip_norm is not None:

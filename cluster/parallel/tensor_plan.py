@@ -19,14 +19,15 @@ from atoll.wire.errors import AppFailed, ConfigError
 from atoll.wire.parallel_section import ParallelSection
 
 # Names of linear modules within a block, as published models have them: those before and those after the nonlinearity.
-_FEED_FORWARD = (
+_Pairs = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+_FEED_FORWARD: _Pairs = (
     (("w1", "w3"), ("w2",)),
     (("gate_proj", "up_proj"), ("down_proj",)),
     (("linear1",), ("linear2",)),  # of nn.TransformerEncoderLayer and nn.TransformerDecoderLayer
     (("fc1",), ("fc2",)),
     (("c_fc",), ("c_proj",)),
 )
-_ATTENTION = (
+_ATTENTION: _Pairs = (
     (("wq", "wk", "wv"), ("wo",)),
     (("q_proj", "k_proj", "v_proj"), ("o_proj",)),
     (("q_proj", "k_proj", "v_proj"), ("out_proj",)),
@@ -51,7 +52,7 @@ def divide(app: App, model: nn.Module, mesh: DeviceMesh, section: ParallelSectio
         _require_divisible(model, name, style, mesh.size())
     parallelize_module(model, mesh, plan)
     # The fused kernels of nn.TransformerEncoderLayer in evaluation take whole tensors only.
-    torch.backends.mha.set_fastpath_enabled(False)  # type: ignore[no-untyped-call]  # of torch
+    torch.backends.mha.set_fastpath_enabled(False)
 
 
 def _by_pattern(model: nn.Module, patterns: Mapping[str, str]) -> dict[str, ParallelStyle]:

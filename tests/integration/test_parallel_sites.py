@@ -8,7 +8,8 @@ import signal
 import numpy as np
 import psutil
 import pytest
-from integration.federation import REPRODUCIBLE, Federation, trial_job
+from integration.federation import Federation
+from integration.trial import REPRODUCIBLE, trial_job
 
 pytestmark = pytest.mark.chaos
 JOB = trial_job(rounds=2, values='dtype = "float64"')

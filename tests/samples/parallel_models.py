@@ -24,7 +24,8 @@ class Residual(nn.Module):
         self.fc1, self.fc2 = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.fc2(torch.tanh(self.fc1(self.norm(x))))
+        found: Tensor = x + self.fc2(torch.tanh(self.fc1(self.norm(x))))
+        return found
 
 
 class Attention(nn.Module):
@@ -52,7 +53,8 @@ class LlamaBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
         h = self.ffn_norm(x)
-        return x + self.w2(F.silu(self.w1(h)) * self.w3(h))
+        found: Tensor = x + self.w2(F.silu(self.w1(h)) * self.w3(h))
+        return found
 
 
 class Llama(nn.Module):

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from samples.parallel_models import Spread
 from torch import Tensor, nn
 
-from atoll.aggregation.rules import NoRule
+from atoll.aggregation.rules.rule import NoRule
 from atoll.cluster.app import build_app, build_model
 from atoll.cluster.batches import Work, batches
 from atoll.cluster.evaluate import evaluate

@@ -41,7 +41,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, ...]]] = {
 }
 SHORT = LAYOUTS.keys() - {"zero 3 of an encoder", "tp of an encoder", "1f1b of llama", "1f1b of an encoder"}
 SHORT_FLOAT32 = {"zero 3"}
-MODIFIED = {
+MODIFIED: dict[str, dict[str, Any]] = {
     "accumulate": {"accumulate": 2},
     "clip": {"clip_norm": 0.05},
     "recompute": {"activation_checkpoint": "full"},
@@ -49,7 +49,7 @@ MODIFIED = {
     "compile": {"compile": "aot_eager"},
     "all": {"accumulate": 2, "clip_norm": 0.05, "activation_checkpoint": "selective"},
 }
-SHORT_MODIFIED = {("zero 3", "all"), ("1f1b", "all"), ("tp by patterns", "clip")}
+SHORT_MODIFIED: dict[str, dict[str, Any]] = {("zero 3", "all"), ("1f1b", "all"), ("tp by patterns", "clip")}
 
 
 @pytest.fixture(scope="module")
