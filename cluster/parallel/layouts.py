@@ -169,12 +169,12 @@ def _materialise(model: nn.Module, device: torch.device) -> None:
 def _divided(optimizer: Optimizer, dims: ParallelDims) -> Optimizer:
     """The same optimizer with its state divided among the processes that replicate the model (ZeRO-1)."""
     kind: Callable[..., Any] = type(optimizer)
-    known = inspect.signature(kind.__init__).parameters  # type: ignore[misc]
+    known = inspect.signature(kind.__init__).parameters
     taken = {name: value for name, value in optimizer.defaults.items() if name in known}
     groups = [{key: value for key, value in group.items()} for group in optimizer.param_groups]
     return ZeroRedundancyOptimizer(
         groups,
-        optimizer_class=kind,
+        optimizer_class=type(optimizer),
         process_group=dims.axis("dp_replicate").get_group(),
         **taken,
     )

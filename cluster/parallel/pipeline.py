@@ -183,7 +183,7 @@ def cut(
     options: dict[str, Any] = {"n_microbatches": num_microbatches, "loss_fn": losses, "scale_grads": False}
     schedule: _PipelineSchedule
     if section.pipeline.schedule == "interleaved":
-        schedule = ScheduleInterleaved1F1B(built, **options)
+        schedule = ScheduleInterleaved1F1B(list(built), **options)
     else:
         kind = ScheduleGPipe if section.pipeline.schedule == "gpipe" else Schedule1F1B
         schedule = kind(built[0], **options)

@@ -49,7 +49,7 @@ MODIFIED: dict[str, dict[str, Any]] = {
     "compile": {"compile": "aot_eager"},
     "all": {"accumulate": 2, "clip_norm": 0.05, "activation_checkpoint": "selective"},
 }
-SHORT_MODIFIED: dict[str, dict[str, Any]] = {("zero 3", "all"), ("1f1b", "all"), ("tp by patterns", "clip")}
+SHORT_MODIFIED = {("zero 3", "all"), ("1f1b", "all"), ("tp by patterns", "clip")}
 
 
 @pytest.fixture(scope="module")
