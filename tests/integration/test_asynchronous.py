@@ -26,7 +26,7 @@ kind = "fedbuff"
 schedule = {{ kind = "buffered", k = 2, min = 3, deadline = "60s" }}
 work = {{ steps = 2 }}
 """
-SITES = ("site-1", "site-2", "site-3")
+SITES: tuple[str, ...] = ("site-1", "site-2", "site-3")
 # Who is let go in each round, one after the other: in 2, 3 and 4 one of the two is a version behind.
 ORDER = (("site-1", "site-2"), ("site-3", "site-1"), ("site-2", "site-3"), ("site-1", "site-2"))
 
