@@ -27,8 +27,8 @@ from atoll.wire.tensors import Buffer
 class Append:
     """Appends what each site sends to what the run has, such as boosted trees, one of each site and round.
 
-    Nothing is computed. The trees of the example are those of XGBoost (Chen and Guestrin
-    2016, arXiv:1603.02754).
+    Nothing is computed. The trees of the example are those of XGBoost (Chen and Guestrin 2016, arXiv:1603.02754).
+    Memory: none that grows; disk: every payload of the round.
     """
 
     class Options(Strict):

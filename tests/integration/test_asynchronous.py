@@ -100,7 +100,7 @@ def in_order(
         training: done while site-3 trains from version 0, and version 1 is there.
         buffered: done once that update waits in the buffer of round 2.
     """
-    released = dict.fromkeys(SITES, 0)
+    released: dict[str, int] = dict.fromkeys(SITES, 0)
 
     def release(site: str, updates: int = 1) -> None:
         for _ in range(2 * updates):  # steps

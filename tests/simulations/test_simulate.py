@@ -291,8 +291,11 @@ def test_an_app_that_raises_at_one_site_is_lost_there_as_in_a_deployment() -> No
     ],
 )
 def test_a_bad_option_is_named_with_its_bound(options: dict[str, Any], key: str) -> None:
+    def made() -> dict[str, Any]:
+        return {name: value() if callable(value) else value for name, value in options.items()}
+
     with pytest.raises(ConfigError) as caught:
-        run(**{name: value() if callable(value) else value for name, value in options.items()})
+        run(**made())
     assert caught.value.key == key
 
 

@@ -17,6 +17,7 @@ NUM_SITES = 128
 MOST_BYTES = 96 << 20  # docs/strategies.md: blocks of 8 MiB, a few at once; the updates together are 128 MiB
 SHORT = {"mean", "krum"}  # one that needs a sum, one that needs all; the others are for scripts/chaos
 OPTIONS = {
+    "append": {"max_bytes": 2 << 20},
     "norm_bound": {"norm": 1.0},
     "krum": {"faulty": 1},
     "multi_krum": {"faulty": 1},
