@@ -7,56 +7,25 @@ every cell that is not refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Final
 
-from atoll.aggregation.codecs.encoding import Codec, feedback_of
-from atoll.aggregation.masking import CELLS, MASKING
+from atoll.aggregation.codecs.encoding import feedback_of
+from atoll.aggregation.combined import Combined as Combined  # noqa: PLC0414  named from here by all others
+from atoll.aggregation.combined import Refusal
+from atoll.aggregation.masking import MASKED
 from atoll.aggregation.reducers.append import Append
 from atoll.aggregation.reducers.central import FLTrust
 from atoll.aggregation.reducers.mean import Mean
-from atoll.aggregation.reducers.reduction import Reducer
 from atoll.aggregation.rules.feddyn import FedDyn, FedDynOptimizer
 from atoll.aggregation.rules.fednova import FedNova
 from atoll.aggregation.rules.personal import Personal
-from atoll.aggregation.rules.rule import LocalRule, Paired
+from atoll.aggregation.rules.rule import Paired
 from atoll.aggregation.schedule import Asynchronous, Branching, Schedule, Stepped
 from atoll.aggregation.schedules.cyclic import Cyclic
 from atoll.aggregation.schedules.gossip import Gossip
 from atoll.aggregation.server_optimizers import ServerOptimizer, Sgd
 from atoll.wire.errors import ConfigError
-from atoll.wire.privacy_section import SecureAggregationSection
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Combined:
-    """What a refusal may depend on."""
-
-    schedule: Schedule[Any]
-    codec: Codec
-    reducer: Reducer
-    buffers: str
-    server_evaluation: bool
-    regions: bool = False  # a member of the cohort is a region, which sends the sum of its sites' updates
-    download: Codec | None = None
-    local: tuple[str, ...] = ()
-    rule: LocalRule | None = None
-    optimizer: ServerOptimizer | None = None  # None: not looked at
-    personal: Personal | None = None
-    site_evaluation: bool = True
-    num_named: int = 0  # sites that the job names; 0: whoever joins
-    masked: SecureAggregationSection | None = None  # terms by which updates are masked; None where they are not
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """Parts that do not go together: which keys of the job, when, and why."""
-
-    keys: tuple[str, str]
-    applies: Callable[[Combined], bool]
-    reason: str
-
 
 REFUSALS: Final[tuple[Refusal, ...]] = (
     Refusal(
@@ -285,7 +254,7 @@ REFUSALS: Final[tuple[Refusal, ...]] = (
         reason="each site of gossip has a model of its own already, and a personal one is made from versions that no site "
         "begins with; remove personal",
     ),
-    *(Refusal(keys=(MASKING, key), applies=applies, reason=reason) for key, applies, reason in CELLS),
+    *MASKED,
 )
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from atoll.aggregation.combined import Combined, Refusal
 from atoll.aggregation.reducers.mean import Mean
 from atoll.aggregation.rules.rule import lanes_of
 from atoll.aggregation.schedule import Branching, Stepped
 from atoll.aggregation.schedules.cyclic import Cyclic
 from atoll.aggregation.schedules.gossip import Gossip
-
-if TYPE_CHECKING:
-    from atoll.aggregation.combinations import Combined
 
 MASKING: Final = "privacy.secure_aggregation"
 _CODECS: Final = frozenset({"native", "float32"})
@@ -27,15 +25,17 @@ def _masked(combined: Combined) -> bool:
     return combined.masked is not None
 
 
-_Cell = tuple[str, Callable[["Combined"], bool], str]  # key beside MASKING, when, why
+def _refusal(key: str, applies: Callable[[Combined], bool], reason: str) -> Refusal:
+    return Refusal(keys=(MASKING, key), applies=applies, reason=reason)
 
-CELLS: Final[tuple[_Cell, ...]] = (
-    (
+
+MASKED: Final = (
+    _refusal(
         "strategy.reducer",
         lambda combined: _masked(combined) and not isinstance(combined.reducer, Mean),
         "this reducer looks at each update by itself, which masks hide from the server; take the reducer mean",
     ),
-    (
+    _refusal(
         "strategy.codec",
         lambda combined: _masked(combined) and combined.codec.name not in _CODECS,
         (
@@ -43,7 +43,7 @@ CELLS: Final[tuple[_Cell, ...]] = (
             "float32, and bits = 16 for half the traffic"
         ),
     ),
-    (
+    _refusal(
         "strategy.download",
         lambda combined: _masked(combined) and combined.download is not None,
         (
@@ -51,22 +51,22 @@ CELLS: Final[tuple[_Cell, ...]] = (
             "is another one; remove download"
         ),
     ),
-    (
+    _refusal(
         "strategy.schedule",
         lambda combined: _masked(combined) and isinstance(combined.schedule, Gossip),
         "sites of gossip hand whole models to their neighbours; take the schedule rounds or buffered",
     ),
-    (
+    _refusal(
         "strategy.schedule",
         lambda combined: _masked(combined) and isinstance(combined.schedule, Cyclic),
         "a turn is of one site, whose update would be the sum; take the schedule rounds or buffered",
     ),
-    (
+    _refusal(
         "strategy.schedule",
         lambda combined: _masked(combined) and isinstance(combined.schedule, Branching),
         "sessions of the groups of one round are not in this version of Atoll; take the schedule rounds or buffered",
     ),
-    (
+    _refusal(
         "strategy.schedule",
         lambda combined: _masked(combined) and _trains_on(combined),
         (
@@ -74,7 +74,7 @@ CELLS: Final[tuple[_Cell, ...]] = (
             "fragments = 1 and alpha = 1"
         ),
     ),
-    (
+    _refusal(
         "strategy.rule",
         lambda combined: (
             _masked(combined)
@@ -86,12 +86,12 @@ CELLS: Final[tuple[_Cell, ...]] = (
             "scaffold"
         ),
     ),
-    (
+    _refusal(
         "strategy.buffers",
         lambda combined: _masked(combined) and combined.buffers == "first",
         "the server would take the buffers of one site, which masks hide; take mean or local",
     ),
-    (
+    _refusal(
         "strategy.schedule",
         lambda combined: (
             combined.masked is not None and combined.schedule.fewest_updates < combined.masked.fewest_survivors
@@ -101,7 +101,7 @@ CELLS: Final[tuple[_Cell, ...]] = (
             "schedule to fewest_survivors, or lower that"
         ),
     ),
-    (
+    _refusal(
         "regions",
         lambda combined: _masked(combined) and combined.regions,
         (

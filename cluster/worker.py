@@ -95,8 +95,9 @@ class Worker:
 
     def close(self) -> None:
         """End what a session has started."""
-        if self._session is not None and hasattr(self._session, "close"):
-            self._session.close()
+        close = getattr(self._session, "close", None)  # of a world of processes
+        if close is not None:
+            close()
         self._session = None
 
     def _answer(self, request: Prepare | Train | Mask | Evaluate | Describe) -> bytes:

@@ -29,7 +29,7 @@ from atoll.wire.errors import ConfigError, RemoteError, TooFewSites, Unavailable
 from atoll.wire.members_pb2 import ACTIVE, MemberList, SignedMemberList
 
 if TYPE_CHECKING:
-    from atoll.server.secure_driver import SecureDriver
+    from atoll.server.driver import RunDriver
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class SecureRounds:
 
     def __init__(
         self,
-        driver: SecureDriver,
+        driver: RunDriver,
         work: SecurePipeline,
         upload: Upload,
         store: Store,

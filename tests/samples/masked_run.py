@@ -122,10 +122,10 @@ class LightSite:
         if self.stops_at.get(step.session, self.stops_at.get(0, "")) == kind:
             return
         try:
-            answer = self.answer(kind, step)
+            answer = pb.SecureAnswer(key=step.key, session=step.session, **self.answer(kind, step))
         except RemoteError as error:
-            answer = {"refused": to_detail(error)}
-        said = self.lies(pb.SecureAnswer(key=step.key, session=step.session, **answer))
+            answer = pb.SecureAnswer(key=step.key, session=step.session, refused=to_detail(error))
+        said = self.lies(answer)
         server = self.server
         assert server is not None
         # One after the other, as from processes.
