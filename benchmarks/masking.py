@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from atoll.privacy.secagg.fixed_point import largest_level
+from atoll.privacy.secagg.keys import Mask
+from atoll.privacy.secagg.levels import largest_level
 from atoll.privacy.secagg.masked_input import BLOCK_VALUES, SLICE_VALUES, Encoding, Reals, RealsLane
-from atoll.privacy.secagg.masks import Mask, Masking
+from atoll.privacy.secagg.masks import Masking
 
 BARE_BYTES = 1 << 18  # fastest of 64 KiB to 4 MiB
 

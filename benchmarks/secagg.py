@@ -31,7 +31,7 @@ from echo import install
 from atoll.cli.demonstration.crew import Crew, atoll_command
 from atoll.client.people import load_person
 from atoll.client.researcher import fetch_model
-from atoll.privacy.secagg.fixed_point import largest_level
+from atoll.privacy.secagg.levels import largest_level
 
 PROCESSES = 16  # sites beyond are light
 MASKED = """

@@ -30,9 +30,9 @@ from atoll.client.revealed import RevealedBook
 from atoll.client.sealed import Sealer, erase
 from atoll.client.session_state import SessionState, digest_of
 from atoll.cluster.messages import Mask, Masked, MaskKey
-from atoll.privacy.secagg import masks, site
+from atoll.privacy.secagg import keys, site
 from atoll.privacy.secagg.agreement import Opening, Own, Terms, agree, counters, payload_name
-from atoll.privacy.secagg.fixed_point import effective_bits
+from atoll.privacy.secagg.levels import effective_bits
 from atoll.privacy.secagg.messages import Survivors, read_bitmap
 from atoll.privacy.secagg.site import Secrets, SiteState
 from atoll.transport.durable import sync_file
@@ -396,5 +396,5 @@ class SecureSession:
         audit.info("%s session %d %s: %s", self._key, step.session, step.WhichOneof("step"), what)
 
 
-def _mask_keys(lane: tuple[masks.Mask, ...]) -> list[MaskKey]:
+def _mask_keys(lane: tuple[keys.Mask, ...]) -> list[MaskKey]:
     return [MaskKey(key_hex=mask.key.hex(), negative=mask.negative) for mask in lane]

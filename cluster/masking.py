@@ -18,7 +18,7 @@ from atoll.aggregation.layout import HEADER_BYTES, Segment, UpdateLayout
 from atoll.aggregation.schedule import Asynchronous
 from atoll.cluster.messages import Mask, Masked, MaskKey
 from atoll.cluster.update_file import create_update
-from atoll.privacy.secagg import masks
+from atoll.privacy.secagg.keys import Mask as KeyedMask
 from atoll.privacy.secagg.masked_input import Encoding, Reals, RealsLane, rounding_key, write_input
 from atoll.wire.errors import BadUpdate, LocalError, NotAllowed
 from atoll.wire.model_file import map_file
@@ -102,5 +102,5 @@ def _reals(segment: Segment, update: memoryview) -> Reals:
     return Reals(segment.index, values)
 
 
-def _keys(keys: Sequence[MaskKey]) -> list[masks.Mask]:
-    return [masks.Mask(key=bytes.fromhex(one.key_hex), negative=one.negative) for one in keys]
+def _keys(keys: Sequence[MaskKey]) -> list[KeyedMask]:
+    return [KeyedMask(key=bytes.fromhex(one.key_hex), negative=one.negative) for one in keys]

@@ -19,8 +19,10 @@ from atoll.aggregation.blocks import byte_view, for_each, whole_vector
 from atoll.aggregation.layout import UpdateLayout
 from atoll.aggregation.reducers.reduction import NO_METRICS, Metrics
 from atoll.privacy.secagg.agreement import Counted, Terms, read_counters
-from atoll.privacy.secagg.fixed_point import largest_level, total
-from atoll.privacy.secagg.masks import Mask, add_masks
+from atoll.privacy.secagg.fixed_point import total
+from atoll.privacy.secagg.keys import Mask
+from atoll.privacy.secagg.levels import largest_level
+from atoll.privacy.secagg.masks import add_masks
 from atoll.privacy.secagg.parameters import parameters
 from atoll.wire.errors import BadUpdate, ConfigError
 from atoll.wire.privacy_section import SecureAggregationSection

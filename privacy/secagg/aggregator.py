@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from atoll.privacy.secagg import keys, shamir
-from atoll.privacy.secagg.masks import Mask
+from atoll.privacy.secagg.keys import Mask
 from atoll.privacy.secagg.messages import (
     Kind,
     Phase,

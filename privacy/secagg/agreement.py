@@ -24,7 +24,7 @@ from typing import Annotated, Final
 
 from pydantic import Field, ValidationError, model_validator
 
-from atoll.privacy.secagg.fixed_point import Bits, largest_level
+from atoll.privacy.secagg.levels import Bits, largest_level
 from atoll.privacy.secagg.parameters import parameters
 from atoll.privacy.secagg.plan import Lane, Member, SessionPlan
 from atoll.wire.errors import BadUpdate, ConfigError, Malformed, NotAllowed, Stale

@@ -11,36 +11,17 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.privacy.secagg.levels import Bits
 from atoll.privacy.secagg.masks import KeyStream, Lane
-
-Bits = Literal[16, 32]
-WIDE_BITS: Final = 64  # lane of weights and metric sums, which are exact
 
 _MAGIC: Final = 1.5 * 2.0**84  # 1.5 * 2^52 in units of 2^32: a float64 beside it keeps its integer in its low half
 _RANDOM: Final = np.dtype("<i4")
 _PART_VALUES: Final = 1 << 15  # 256 KiB as float64
-
-
-def largest_level(num_sites: int, bits: Bits) -> int:
-    """L, the magnitude that a value at its bound has in the ring.
-
-    Raises:
-        ValueError: so many sites leave no level.
-    """
-    level: int = (2 ** (bits - 1) - 1) // num_sites - 1
-    if num_sites < 1 or level < 1:
-        raise ValueError(f"{bits} bits hold no sum of {num_sites} sites; take the lane of 32 bits, or fewer sites")
-    return level
-
-
-def effective_bits(num_sites: int, bits: Bits, share: float = 1.0) -> float:
-    """Bits of a value at its bound that come through, where a site's weight is `share` of the largest."""
-    return math.log2(largest_level(num_sites, bits) * share)
 
 
 class Quantiser:

@@ -8,6 +8,7 @@ serves two sessions: sites with different plans derive masks that do not cancel.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass, field
 from typing import Final
 
 from cryptography.exceptions import InvalidTag
@@ -19,6 +20,18 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
 TAG_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mask:
+    """One key stream, and whether it is added or taken away."""
+
+    key: bytes = field(repr=False)
+    negative: bool = False
+
+    @property
+    def opposite(self) -> Mask:
+        return Mask(key=self.key, negative=not self.negative)
 
 
 def session_id(run_id: bytes, round: int, attempt: int, plan_hash: bytes) -> bytes:

@@ -26,8 +26,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.privacy.secagg.fixed_point import Bits, Quantiser
-from atoll.privacy.secagg.masks import Lane, Mask, Masking, add_masks
+from atoll.privacy.secagg.fixed_point import Quantiser
+from atoll.privacy.secagg.keys import Mask
+from atoll.privacy.secagg.levels import Bits
+from atoll.privacy.secagg.masks import Lane, Masking, add_masks
 from atoll.wire.checksum import crc32_of
 from atoll.wire.errors import BadUpdate
 

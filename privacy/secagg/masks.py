@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
+
+from atoll.privacy.secagg.keys import Mask
 
 BLOCK_BYTES: Final = (
     1 << 18
@@ -22,18 +23,6 @@ BLOCK_BYTES: Final = (
 _AES_BLOCK: Final = 16
 
 Lane = NDArray[np.unsignedinteger[Any]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mask:
-    """One key stream, and whether it is added or taken away."""
-
-    key: bytes = field(repr=False)
-    negative: bool = False
-
-    @property
-    def opposite(self) -> Mask:
-        return Mask(key=self.key, negative=not self.negative)
 
 
 class _Scratch(threading.local):

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.privacy.secagg import keys, shamir
 from atoll.privacy.secagg.graph import ring_seed
-from atoll.privacy.secagg.masks import Mask
+from atoll.privacy.secagg.keys import Mask
 from atoll.privacy.secagg.messages import (
     PAIR_BYTES,
     Kind,

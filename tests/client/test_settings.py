@@ -107,7 +107,7 @@ def test_the_starter_loads_and_names_no_app(tmp_path: Path) -> None:
 def test_each_table_that_the_starter_explains_is_one_when_it_is_taken_in(tmp_path: Path) -> None:
     """What is commented out is right too: a person removes the '#' and nothing else."""
     path = tmp_path / "site.toml"
-    table = re.compile(r"(?m)^# (\[[a-z]+\.[a-z]+\]|[a-z_]+ = .*)$")
+    table = re.compile(r"(?m)^# (\[[a-z]+(?:\.[a-z]+)?\]|[a-z_]+ = .*)$")
     path.write_text(table.sub(r"\1", starter_settings(name="north", server="server.example:8443")))
     settings = load_settings(path)
     assert settings.site.server == "server.example:8443"
@@ -115,6 +115,8 @@ def test_each_table_that_the_starter_explains_is_one_when_it_is_taken_in(tmp_pat
     assert settings.scripts["segmentation"].path == Path("/opt/segmentation/train.py")
     assert settings.data["digits"] == {"path": "/data/digits/train.npz"}
     assert settings.capacity.labels == {"region": "north"}
+    assert settings.parallel is not None
+    assert settings.parallel.dp_shard == -1
 
 
 def test_one_agent_a_home(tmp_path: Path) -> None:

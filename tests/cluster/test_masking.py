@@ -20,7 +20,7 @@ from atoll.cluster.messages import decode, encode
 from atoll.cluster.open_session import open_session
 from atoll.cluster.worker_process import WorkerDied, WorkerProcess
 from atoll.privacy.secagg.fixed_point import total
-from atoll.privacy.secagg.masks import Mask as KeyedMask
+from atoll.privacy.secagg.keys import Mask as KeyedMask
 from atoll.privacy.secagg.masks import add_masks
 from atoll.wire.errors import BadUpdate, LocalError, NotAllowed, Stale
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from atoll.privacy.secagg.fixed_point import Bits, Quantiser, effective_bits, largest_level, total
+from atoll.privacy.secagg.fixed_point import Quantiser, total
+from atoll.privacy.secagg.levels import Bits, effective_bits, largest_level
 
 KEY = b"\x09" * 32
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from atoll.privacy.secagg import masked_input
-from atoll.privacy.secagg.fixed_point import Bits, largest_level
+from atoll.privacy.secagg.keys import Mask
+from atoll.privacy.secagg.levels import Bits, largest_level
 from atoll.privacy.secagg.masked_input import Encoding, Reals, RealsLane, rounding_key, write_input
-from atoll.privacy.secagg.masks import Mask
 from atoll.wire.errors import BadUpdate
 
 KEY = rounding_key(b"\x07" * 32, 3)

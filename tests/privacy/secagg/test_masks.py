@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.privacy.secagg.masks import BLOCK_BYTES, KeyStream, Mask, add_masks
+from atoll.privacy.secagg.keys import Mask
+from atoll.privacy.secagg.masks import BLOCK_BYTES, KeyStream, add_masks
 
 
 @pytest.mark.parametrize(
