@@ -9,6 +9,7 @@ import pytest
 
 from atoll.aggregation.parts import build
 from atoll.server.unfit import unfit
+from atoll.transport.hello import SECAGG
 from atoll.wire import control_pb2 as pb
 
 NORTH = {"region": "north"}
@@ -19,9 +20,9 @@ def session(site: str, labels: dict[str, str], *, ended: bool = False, features:
     return SimpleNamespace(site=site, hello=hello, ended=ended)
 
 
-def driver(schedule: Any, *, members: tuple[str, ...] = (), only: tuple[str, ...] = ()) -> Any:
+def driver(schedule: Any, *, members: tuple[str, ...] = (), only: tuple[str, ...] = (), masked: bool = False) -> Any:
     return SimpleNamespace(
-        plan=SimpleNamespace(schedule=schedule),
+        plan=SimpleNamespace(schedule=schedule, masked=masked),
         state=SimpleNamespace(members=dict.fromkeys(members)),
         only=frozenset(only),
     )
@@ -56,3 +57,10 @@ def test_members_and_sites_that_the_job_does_not_name_are_left_alone() -> None:
     schedule = build("schedule", "rounds", {"where": NORTH})
     assert reasons(schedule, members=("b",)).keys() == {"c"}
     assert reasons(schedule, only=("a", "b")).keys() == {"b"}
+
+
+def test_a_site_that_cannot_mask_is_not_asked_to() -> None:
+    new = session("e", NORTH, features=(SECAGG,))
+    found = dict(unfit(driver(build("schedule", "rounds", {}), masked=True), [*SESSIONS, new]))
+    assert found.keys() == {"a", "b", "c"}
+    assert all("knows no secure aggregation" in reason for reason in found.values())
