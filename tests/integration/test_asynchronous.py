@@ -31,6 +31,7 @@ SITES: tuple[str, ...] = ("site-1", "site-2", "site-3")
 ORDER = (("site-1", "site-2"), ("site-3", "site-1"), ("site-2", "site-3"), ("site-1", "site-2"))
 
 
+@pytest.mark.chaos
 def test_a_slow_site_holds_nobody_up_and_its_updates_count(federation: Federation) -> None:
     federation.start_all(*SITES)
     federation.fault("site-3").write_text("slow 0.6")  # seconds a step: several rounds of the others

@@ -56,6 +56,7 @@ def test_equal_survivors_give_equal_bytes(federation: Federation, strategy: str)
     assert hashes != {federation.model_hash(whole["run"])}
 
 
+@pytest.mark.chaos
 def test_what_a_site_keeps_for_its_rule_survives_kill_9_and_stays_there(federation: Federation) -> None:
     """In round 2 the site is killed after its control has moved on its disk and before its update is kept."""
     job = trial_job(

@@ -157,7 +157,8 @@ def test_a_site_that_comes_back_goes_on_where_it_was(federation: Federation) -> 
     assert federation.model_hash(run) == undisturbed
 
 
-@pytest.mark.parametrize("strategy", [pytest.param('kind = "fedavg"', marks=pytest.mark.chaos), 'kind = "fedadam"'])
+@pytest.mark.chaos  # of the everyday suite: chaos/test_kills.py
+@pytest.mark.parametrize("strategy", ['kind = "fedavg"', 'kind = "fedadam"'])
 def test_a_server_killed_between_and_in_rounds_goes_on_to_the_same_bytes(federation: Federation, strategy: str) -> None:
     federation.start_all("site-1", "site-2", "site-3")
     job = trial_job(rounds=4, strategy=strategy)

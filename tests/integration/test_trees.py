@@ -247,6 +247,7 @@ def test_a_reducer_that_is_no_sum_is_refused_when_it_is_submitted(tree: Tree) ->
     assert "Traceback" not in done.err
 
 
+@pytest.mark.chaos
 def test_a_region_of_a_region_makes_the_same_bytes(flat: Callable[[str], str], tree: Tree) -> None:
     """site-4 moves from south into a region of its own below south: three levels."""
     south = tree.regions["south"]

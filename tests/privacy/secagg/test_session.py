@@ -40,7 +40,9 @@ def test_every_pattern_of_drops_of_five_sites(pattern: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("threat", ["active", "semi-honest"])
-@pytest.mark.parametrize(("num_sites", "corrupt"), [(20, 0.1), (20, 0.34), (100, 0.1)])
+@pytest.mark.parametrize(
+    ("num_sites", "corrupt"), [(20, 0.1), (20, 0.34), pytest.param(100, 0.1, marks=pytest.mark.chaos)]
+)
 def test_random_drops_of_larger_cohorts(num_sites: int, corrupt: float, threat: str) -> None:
     plan = plan_of(num_sites, corrupt=corrupt, threat=threat)  # type: ignore[arg-type]
     lot = random.Random(num_sites)
