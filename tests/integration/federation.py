@@ -190,6 +190,16 @@ class Federation:
         """The state of a run, as `atoll status --json` prints it."""
         return run_record(asyncio.run(snapshot_of(load_person(self.researcher), run)))
 
+    def kill_and_start(self, name: str) -> None:
+        """kill -9 of the server ("server") or of a site, and a new start of it."""
+        if name == "server":
+            assert self.server is not None
+            self.server.kill()
+            self.start_server()
+        else:
+            self.sites[name].kill()
+            self.start_site(name)
+
     def wait_until(
         self, run: str, what: Callable[[dict[str, Any]], bool], patience_s: float = PATIENCE_S
     ) -> dict[str, Any]:

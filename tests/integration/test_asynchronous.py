@@ -56,18 +56,9 @@ def test_a_kill_with_a_stale_update_in_the_buffer_or_on_its_way_changes_no_byte(
     """Sites train when they are told to, so that both runs have the same updates in each version."""
     federation.start_all(*SITES)
 
-    def kill() -> None:
-        if victim == "server":
-            assert federation.server is not None
-            federation.server.kill()
-            federation.start_server()
-        else:
-            federation.sites[victim].kill()
-            federation.start_site(victim)
-
     when = "buffered" if victim == "server" else "training"
     wanted = in_order(federation, tmp_path / "undisturbed")
-    assert in_order(federation, tmp_path / "disturbed", **{when: kill}) == wanted
+    assert in_order(federation, tmp_path / "disturbed", **{when: lambda: federation.kill_and_start(victim)}) == wanted
 
 
 @pytest.mark.chaos

@@ -121,13 +121,7 @@ def test_a_server_and_an_agent_that_are_killed_go_on_to_the_same_bytes(federatio
     for round_, victim in enumerate(["server", "site-2", "server", "site-3"], start=2):
         federation.wait_until(run, lambda state, round_=round_: state["round"] >= round_)  # type: ignore[misc]
         time.sleep(0.1 * round_)  # into training, exchange or collection
-        if victim == "server":
-            assert federation.server is not None
-            federation.server.kill()
-            federation.start_server()
-        else:
-            federation.sites[victim].kill()
-            federation.start_site(victim)
+        federation.kill_and_start(victim)
     state = federation.wait_for_end(run)
     assert state["status"] == "finished", federation.logs()
     assert [record["sites"] for record in state["rounds"]] == [4, 4]
