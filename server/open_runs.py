@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 
@@ -291,7 +291,7 @@ class OpenRuns:
         rows = await asyncio.to_thread(self._store.runs)
         return [(await self._summary(row)).snapshot(with_rounds=False) for row in rows]
 
-    async def watch(self, run: str) -> AsyncIterator[runs_pb2.RunSnapshot]:
+    async def watch(self, run: str) -> AsyncGenerator[runs_pb2.RunSnapshot]:
         """See `RunsService.Watch`."""
         summary = await self._summary(await asyncio.to_thread(self._store.run, run))
         while True:
@@ -300,11 +300,12 @@ class OpenRuns:
             yield snapshot
             if snapshot.status not in OPEN_STATUSES:
                 return
-            if snapshot.status == "uploading":
-                await asyncio.sleep(1.0)
-                summary = await self._summary(await asyncio.to_thread(self._store.run, run))
-            else:
+            driver = self._drivers.get(run)
+            if driver is not None and driver.summary is summary:
                 await summary.changed(seen)
+            else:  # on record as open but driven by nobody: before its driver's time, or just after; nobody wakes us
+                await asyncio.sleep(1.0 if snapshot.status == "uploading" else 0.1)
+                summary = await self._summary(await asyncio.to_thread(self._store.run, run))
             if self._closed:
                 raise Unavailable(f"the server goes down; run {run} goes on when it is back", run=run)
 
@@ -335,6 +336,8 @@ class OpenRuns:
             await asyncio.to_thread(self._store.set_status, run, "stopped", None)
         elif driver is not None:
             driver.tell(StopAsked(by=caller.name))
+        elif row.status in OPEN_STATUSES:
+            raise Unavailable(f"run {run} is just being opened, or ending: ask again", run=run)
         else:
             raise Stale(f"run {run} is over already: {row.status}", run=run)
 
