@@ -79,7 +79,8 @@ def test_an_upload_that_stalls_is_cut_at_the_end_of_a_drain_and_sent_again(
     print(f"\ndrained in {took_s:.1f} s")
     assert took_s > 0.8 * drain_s  # it was waited for
     said = log.read_text()[at:]
-    assert "offering it again: the server goes down; send it again when the server is back" in said
+    assert "upload of 'update' broke off, offering it again" in said
+    assert "the server ended the connection in order" in said
     assert "LocalError" not in said
     assert state["status"] == "finished", federation.logs()
     assert [record["sites"] for record in state["rounds"]] == [3]

@@ -1,4 +1,4 @@
-"""Federations for the tests: a fresh one, or one that a module's tests share."""
+"""Federations for the tests: a fresh one, or one that many tests share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
         federation.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """A running server with three running sites, for tests that leave it as it was. Rounding is reproducible."""
     federation = Federation(tmp_path_factory.mktemp("trio"))

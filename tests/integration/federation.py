@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from integration.forked import Forked, Started
 from integration.trial import install_apps, write_share
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
@@ -33,7 +35,7 @@ PATIENCE_S = 120.0  # for anything at all; a healthy federation takes a few seco
 class Process:
     """A started process with its log."""
 
-    popen: subprocess.Popen[bytes]
+    popen: Started
     log: Path
 
     @property
@@ -174,17 +176,16 @@ class Federation:
         """Submit a job file; the id of the run."""
         return self.submitted(self.start_submitting(job))
 
-    def start_submitting(self, job: str) -> subprocess.Popen[str]:
+    def start_submitting(self, job: str) -> Process:
         """`atoll run` under way: it waits for a server that goes away."""
         path = self.root / "job.toml"
         path.write_text(job)
-        arguments = command(["run", path, "--detach", "--home", self.researcher])
-        return subprocess.Popen(arguments, env=self.environment, stdout=subprocess.PIPE, text=True)
+        return self.start_command(["run", path, "--detach", "--home", self.researcher])
 
-    def submitted(self, submitting: subprocess.Popen[str]) -> str:
-        out, _ = submitting.communicate(timeout=PATIENCE_S)
-        assert submitting.returncode == 0, self.logs()
-        return out.strip()
+    def submitted(self, submitting: Process) -> str:
+        done = finished(submitting)
+        assert done.code == 0, f"{done.err}\n{self.logs()}"
+        return done.out.strip()
 
     def status(self, run: str) -> dict[str, Any]:
         """The state of a run, as `atoll status --json` prints it."""
@@ -254,18 +255,25 @@ class Federation:
 
     def atoll(self, *arguments: str | Path, check: bool = True) -> Done:
         """Run an `atoll` command to its end."""
-        done = subprocess.run(
-            command(arguments), env=self.environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-        )
-        if check and done.returncode != 0:
-            raise AssertionError(f"atoll {arguments} ended with {done.returncode}: {done.stderr}\n{self.logs()}")
-        return Done(code=done.returncode, out=done.stdout, err=done.stderr)
+        done = finished(self.start_command(arguments))
+        if check and done.code != 0:
+            raise AssertionError(f"atoll {arguments} ended with {done.code}: {done.err}\n{self.logs()}")
+        return done
+
+    def start_command(self, arguments: Sequence[str | Path]) -> Process:
+        """An `atoll` command under way; see `finished`."""
+        folder = Path(tempfile.mkdtemp(prefix="command-", dir=self.root))
+        out = folder / "out"
+        return Process(popen=Forked(command(arguments), self.environment, out, folder / "err"), log=out)
 
     def start(self, name: str, *arguments: str | Path, **environment: str) -> Process:
         return self.start_program(name, command(arguments), **environment)
 
     def start_program(self, name: str, arguments: Sequence[str], **environment: str) -> Process:
+        """A server is forked where it needs no environment of its own; see forked.py."""
         log = self.root / f"{name}.log"
+        if "server" in arguments and not environment:
+            return Process(popen=Forked(arguments, self.environment, log, log), log=log)
         with log.open("ab") as file:
             popen = subprocess.Popen(arguments, env=self.environment | environment, stdout=file, stderr=file)
         return Process(popen=popen, log=log)
@@ -332,6 +340,12 @@ class Federation:
     def opened(self, site: str) -> Path:
         """The file in which the trial app notes that it opens data at a site."""
         return self.root / f"{site}.opened"
+
+
+def finished(started: Process) -> Done:
+    """What a command has printed, once it has ended."""
+    code = started.popen.wait(PATIENCE_S)
+    return Done(code=code, out=started.text(), err=started.log.with_name("err").read_text(errors="replace"))
 
 
 def command(arguments: Sequence[str | Path]) -> list[str]:
