@@ -72,7 +72,7 @@ def test_masked_rounds_make_the_model_of_plain_ones(five: Federation) -> None:
         assert (one["weight"], one["sites"], one["missing"]) == (other["weight"], 5, {})
         assert abs(one["train"]["loss"] - other["train"]["loss"]) < 1e-3
         assert one["secure"] == {
-            "threat": "active", "sites": 5, "threshold": 3, "corrupt": 0, "fewest_survivors": 3, "sessions": 1,
+            "threat": "active", "sites": 5, "threshold": 3, "corrupt": 0, "fewest_survivors": 3, "sessions": 1, "parts": 1,
             "dropped": [], "liars": {},
         }  # fmt: skip
         assert one["bytes_up"] <= 1.01 * other["bytes_up"] + 5 * 64
