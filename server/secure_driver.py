@@ -7,8 +7,9 @@ from typing import Any, cast
 from atoll.server.driver import RunDriver
 from atoll.server.events import RunEvent
 from atoll.server.run_state import CommitRound, RunAction
+from atoll.server.secure_held import Upload
 from atoll.server.secure_pipeline import SecurePipeline
-from atoll.server.secure_rounds import SecureRounds, Upload
+from atoll.server.secure_rounds import SecureRounds
 
 
 class SecureDriver(RunDriver):

@@ -137,7 +137,7 @@ class SecurePipeline(Pipeline):
         super().drop(number)
         for table in (self._openings, self._sums):
             for key in [key for key in list(table) if key[0] == number]:
-                table.pop(key, None)  # type: ignore[attr-defined]
+                table.pop(key, None)
 
     def _reduction(self, round_: Round, branch: int | None) -> Reduction:
         reducer, number = self._at(round_.number).reducer, round_.number

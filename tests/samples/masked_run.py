@@ -250,7 +250,7 @@ class Server:
 
     async def begin(self) -> asyncio.Future[None]:
         """The run under way, with all sites there from the beginning."""
-        driving = asyncio.ensure_future(self.driver.drive())
+        driving: asyncio.Future[None] = asyncio.ensure_future(self.driver.drive())
         await self.driver.started()
         for site in self.sites.values():
             self.driver.tell(self.joined(site))
@@ -278,7 +278,8 @@ class Server:
 
     @property
     def record(self) -> runs_pb2.RoundRecord:
-        return self.driver.summary.snapshot().rounds[-1]
+        found: runs_pb2.RoundRecord = self.driver.summary.snapshot().rounds[-1]
+        return found
 
     def model(self, version: int = 1) -> NDArray[np.float64]:
         """The values of a version in the order of the flat vector."""

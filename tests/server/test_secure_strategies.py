@@ -172,8 +172,8 @@ def test_each_group_has_a_session_of_its_own(tmp_path: Path) -> None:
         require_close(masked, plain, terms_of(sites, group[0].name), group, version=2)
     assert np.abs(masked.model(2)).max() > 0.1
     assert (masked.record.secure.parts, masked.record.num_sites) == (2, 8)
-    for name, group in EIGHT.items():
-        assert set(terms_of(sites, name).opening.sites) == {other for other in EIGHT if EIGHT[other] == group}
+    for name, home in EIGHT.items():
+        assert set(terms_of(sites, name).opening.sites) == {other for other in EIGHT if EIGHT[other] == home}
     digests = {terms_of(sites, name).opening.digests[1] for name in EIGHT}
     assert len(digests) == 2, "in its second round each group begins with a version of its own"
 
