@@ -238,9 +238,13 @@ def sites_manifest(below: Mapping[str, RegionSite]) -> Any:
 REGIONS = {"north": ["a", "b", "c"], "south": ["d", "e", "f", "g"]}
 
 
-@pytest.mark.parametrize("reducer", [{"kind": "mean"}, {"kind": "norm_bound", "norm": 3.0}], ids=str)
-def test_a_region_sends_the_sum_of_its_own_session_up(tmp_path: Path, reducer: Mapping[str, Any]) -> None:
-    strategy = {"schedule": {"kind": "rounds", "min": 2}, "reducer": reducer}
+@pytest.mark.parametrize(
+    "parts",
+    [{"kind": "fedavg"}, {"kind": "fedavg", "reducer": {"kind": "norm_bound", "norm": 3.0}}, {"kind": "fednova"}],
+    ids=["mean", "norm_bound", "fednova"],
+)
+def test_a_region_sends_the_sum_of_its_own_session_up(tmp_path: Path, parts: Mapping[str, Any]) -> None:
+    strategy = {"schedule": {"kind": "rounds", "min": 2}, **parts}
     models = {}
     for masked in (True, False):
         top, below = tree(tmp_path / str(masked), job_of(strategy, masked=masked, rounds=2), REGIONS)
@@ -258,6 +262,7 @@ def test_a_region_sends_the_sum_of_its_own_session_up(tmp_path: Path, reducer: M
             weight = sum(site.weight for site in sites)
             assert (top.record.num_sites, top.record.weight) == (2, weight)
             assert top.record.train_metrics["loss"].count == weight
+    most *= 9 if parts["kind"] == "fednova" else 1  # as many steps
     assert np.abs(models[True] - models[False]).max() <= 2 * most + 1e-6
     assert np.abs(models[True]).max() > 0.1
 
