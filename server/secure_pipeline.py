@@ -191,10 +191,11 @@ class SecurePipeline(Pipeline):
         )
 
 
-def fewest_in_session(strategy: Strategy) -> int:
-    """Sites that a session of a run has at least, by what its rounds close with."""
+def fewest_in_session(section: SecureAggregationSection, strategy: Strategy) -> int:
+    """Sites that a session of a run has at least: of regions, which have their own, a round may close with fewer."""
     reducer = strategy.reducer
-    return reducer.size if isinstance(reducer, Bucketing) else strategy.schedule.fewest_updates
+    fewest = reducer.size if isinstance(reducer, Bucketing) else strategy.schedule.fewest_updates
+    return max(section.fewest_survivors, fewest)
 
 
 def bucket_seed(seed: int) -> int:

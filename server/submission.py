@@ -63,7 +63,8 @@ def read_submission(request: runs_pb2.SubmitRequest, settings: ServerSettings) -
     run_manifest(manifest.model, strategy.lanes, strategy.local).require_same(manifest)
     layout = update_layout(manifest, strategy.codec, strategy.buffers, strategy.local)
     if job.secure_aggregation is not None:
-        require_maskable(job.secure_aggregation, fewest_in_session(strategy), layout)
+        fewest = fewest_in_session(job.secure_aggregation, strategy)
+        require_maskable(job.secure_aggregation, fewest, layout)
     return job, manifest
 
 
