@@ -38,6 +38,7 @@ from atoll.server.events import Delegated, EndedAbove, UpdateAccepted
 from atoll.server.settings import UpstreamSection
 from atoll.server.upstream import RegionWorker
 from atoll.wire import control_pb2 as pb
+from atoll.wire.errors import RemoteError
 from atoll.wire.job import Job, parse_job
 from atoll.wire.manifest import Manifest
 from atoll.wire.tensors import DTYPES
@@ -220,7 +221,7 @@ class RegionSite:
         self.server: Server | None = None  # the upper one
         self.own: Server | None = None
         self.masked = b""
-        self.errors: list[BaseException] = []
+        self.errors: list[RemoteError] = []
         self.partials: list[bytes] = []
         runs = SimpleNamespace(delegate=self._delegate)
         section = UpstreamSection(home=folder, min_sites=len(sites), quorum=3)
@@ -291,9 +292,9 @@ class RegionSite:
                     counted_round=task.counted_round,
                 )
             )
-        except BaseException as error:
+        except RemoteError as error:
             self.errors.append(error)
-            raise
+            return
         data = out.read_bytes()
         self.partials.append(data)
         give(self.server, self.name, task, trained.weight, trained.metrics, memoryview(data))
