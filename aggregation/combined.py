@@ -25,6 +25,7 @@ class Combined:
     buffers: str
     server_evaluation: bool
     regions: bool = False  # a member of the cohort is a region, which sends the sum of its sites' updates
+    settled: bool = True  # False: whether there are regions is not known yet
     download: Codec | None = None
     local: tuple[str, ...] = ()
     rule: LocalRule | None = None

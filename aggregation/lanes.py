@@ -20,7 +20,7 @@ from typing import Final, Literal
 from torch import Tensor
 
 from atoll.aggregation.codecs.casts import SUMMABLE
-from atoll.aggregation.layout import matching
+from atoll.aggregation.layout import MeanEntry, UpdateLayout, matching
 from atoll.wire.manifest import Entry, Manifest, TensorSpec
 
 FACTOR_UNIT: Final = 2.0**-20
@@ -95,6 +95,12 @@ def lane_of(spec: TensorSpec, lanes: Sequence[Lane]) -> Lane:
         if lane.name == name:
             return lane
     raise ValueError(f'control "{spec.name}" belongs to none of the lanes {", ".join(lane.name for lane in lanes)}')
+
+
+def factors_in(layout: UpdateLayout, lanes: Sequence[Lane]) -> tuple[MeanEntry, ...]:
+    """The factors that updates of a layout hold, in their order; each is one value."""
+    controls = (entry for entry in layout.means if entry.spec.role == "control")
+    return tuple(entry for entry in controls if lane_of(entry.spec, lanes).kind == "factor")
 
 
 def lane_values(tensors: Mapping[str, Tensor], lanes: Sequence[Lane]) -> dict[str, dict[str, Tensor]]:

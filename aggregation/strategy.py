@@ -150,6 +150,7 @@ def resolve(job: Job) -> Strategy:
             num_named=len(job.job.sites),
             download=download,
             masked=job.secure_aggregation,
+            settled=False,
         ),
         _values(section, wanted, made, job),
     )
@@ -236,20 +237,21 @@ def _download(section: StrategySection) -> Codec | None:
 
 
 def require_regions_allowed(job: Job, regions: Sequence[str]) -> None:
-    """Returns where these regions, which send sums in place of updates, may be in the cohort of a job.
+    """Returns where these regions, which send sums in place of updates, may be in the cohort of a job; or none of them.
 
     Raises:
         ConfigError: the reducer cannot work on sums; names it, the regions and why.
     """
-    if not regions:
+    if not regions and job.secure_aggregation is None:
         return
-    if job.asks != "train":
+    if regions and job.asks != "train":
         raise ConfigError(
             f"regions = {', '.join(regions)!r}: a region has no data of its own and hands on updates alone, not "
             f"{job.asks}; name sites of this federation alone in job.sites",
             key="job.sites",
         )
-    require_sums(job)
+    if regions:
+        require_sums(job)
     strategy = resolve(job)
     combined = combinations.Combined(
         schedule=strategy.schedule,
@@ -257,8 +259,9 @@ def require_regions_allowed(job: Job, regions: Sequence[str]) -> None:
         reducer=strategy.reducer,
         buffers=strategy.buffers,
         server_evaluation=False,
-        regions=True,
+        regions=bool(regions),
         download=strategy.download,
+        rule=strategy.rule,
         optimizer=strategy.optimizer,
         num_named=len(job.job.sites),
         masked=job.secure_aggregation,

@@ -56,11 +56,17 @@ def combinations_table() -> str:
     lines += _grid("schedule", schedules, _others(), lambda one, two: _word(refused(schedule=one, **two)))
     lines += [
         "",
-        "With `[privacy] secure_aggregation` ([secure aggregation](secure-aggregation.md)): schedule by reducer.",
+        "With `[privacy] secure_aggregation` ([secure aggregation](secure-aggregation.md)): schedule by reducer, in buckets of",
+        "three sites.",
         "",
     ]
-    lines += _grid("schedule", schedules, reducers, lambda one, two: _word(_masked(schedule=one, reducer=two)))
-    lines += ["", "The same, schedule by the rest, with the reducer `mean`.", ""]
+    masked = {**reducers, "bucketing": _made("reducer", "bucketing", size=3)}
+    lines += _grid("schedule", schedules, masked, lambda one, two: _word(_masked(schedule=one, reducer=two)))
+    lines += ["", "The same with regions in the cohort, which hold the sessions and send their sums up.", ""]
+    lines += _grid(
+        "schedule", schedules, masked, lambda one, two: _word(_masked(schedule=one, reducer=two, regions=True))
+    )
+    lines += ["", "With masks and without regions, schedule by the rest, with the reducer `mean`.", ""]
     codecs = {kind: {"codec": _made("codec", kind)} for kind in parts.BUILT_IN["codec"]}
     lines += _grid("schedule", schedules, {**_others(), **codecs}, lambda one, two: _word(_masked(schedule=one, **two)))
     lines += ["", f"`[privacy] differential_privacy` in a job: {_privacy()}.", "", *_reasons()]

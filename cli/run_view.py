@@ -97,8 +97,9 @@ def secure_lines(snapshot: runs_pb2.RunSnapshot) -> Iterator[str]:
         record = snapshot.rounds[-1]
         found = record.secure
         threat = "a server that lies" if found.threat == "active" else "a server that only looks"
+        sums = f"{found.parts} sums" if found.parts else "sum"
         yield (
-            f"masked in round {record.round}: sum of {record.num_sites} of {found.num_sites} sites, at least "
+            f"masked in round {record.round}: {sums} of {record.num_sites} of {found.num_sites} sites, at least "
             f"{found.fewest_survivors}; {found.threshold} shares rebuild a secret; holds against {threat} with up to "
             f"{found.num_corrupt} sites on its side; {found.sessions} session{'s' if found.sessions > 1 else ''}"
         )

@@ -110,6 +110,7 @@ def _secure(record: runs_pb2.RoundRecord) -> dict[str, Any]:
             "corrupt": found.num_corrupt,
             "fewest_survivors": found.fewest_survivors,
             "sessions": found.sessions,
+            "parts": found.parts or 1,
             "dropped": list(found.dropped),
             "liars": dict(found.liars),
         }

@@ -34,6 +34,7 @@ class Facts:
     weight: int
     metrics: Mapping[str, tuple[float, float]]  # sum and count
     num_values: int
+    num_factors: int = 0
     sums_stale: bool = False  # the run sums updates to several base versions
 
     def encode(self) -> bytes:
@@ -71,6 +72,7 @@ def keep_private(
         weight=trained.weight,
         metrics=trained.metrics,
         num_values=trained.num_values,
+        num_factors=trained.num_factors,
         sums_stale=sums_stale,
     )
     PrivateUpdate(folder, sealer).keep(facts)

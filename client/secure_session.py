@@ -18,28 +18,24 @@ Does no work of the worker's and nothing on the network; blocks on the disk.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
+from atoll.client.party import Agreed, Party
 from atoll.client.private_update import Facts, PrivateUpdate
 from atoll.client.refusal import as_refusal, without_values
-from atoll.client.revealed import RevealedBook
-from atoll.client.sealed import Sealer, erase
+from atoll.client.sealed import erase
 from atoll.client.session_state import SessionState, digest_of
 from atoll.cluster.messages import Mask, Masked, MaskKey
 from atoll.privacy.secagg import keys, site
-from atoll.privacy.secagg.agreement import Opening, Own, Terms, agree, counters, payload_name
+from atoll.privacy.secagg.agreement import Opening, Terms, agree, counters, payload_name
 from atoll.privacy.secagg.levels import effective_bits
 from atoll.privacy.secagg.messages import Survivors, read_bitmap
 from atoll.privacy.secagg.site import Secrets, SiteState
 from atoll.transport.durable import sync_file
 from atoll.transport.tasks import Key
 from atoll.wire import control_pb2 as pb
-from atoll.wire.errors import AtollError, Malformed, NotAllowed, Stale, to_detail
-from atoll.wire.job import Job
+from atoll.wire.errors import AtollError, DiskFull, Malformed, NotAllowed, Stale, to_detail
 from atoll.wire.members_pb2 import MemberList
 from atoll.wire.secure_pb2 import SecureInput, SecureShared
 
@@ -49,28 +45,6 @@ audit = logging.getLogger("atoll.client.audit")
 
 FEWEST_BITS = 12.0  # of the largest value; below, a warning says that weights are far apart
 _SESSION = "session.sealed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreed:
-    """What this site has agreed to of a run, and has of it by itself."""
-
-    job: Job
-    app_hash: str
-    schema_hash: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Party:
-    """Who this site is in sessions, and what it consents to."""
-
-    name: str
-    signing: Ed25519PrivateKey | None  # None in plain text
-    members: Callable[[], MemberList | None]  # the newest list that the federation's key has signed
-    sealer: Sealer
-    book: RevealedBook
-    consent: Callable[[str, Terms], bool]
-    """Raises PolicyRefused where the site's policy says no to a session; whether sums of other runs count too."""
 
 
 class SecureSession:
@@ -91,18 +65,23 @@ class SecureSession:
     def take(self, step: pb.SecureStep, agreed: Agreed) -> pb.SecureAnswer | Mask | None:
         """What this site says to a step; what its worker has to do first; or nothing, at the end.
 
-        An error of any kind is an answer too: the site leaves the session, unless it was not asked about this one.
+        An error is an answer too: the site leaves the session, unless it was not asked about this one.
+
+        Raises:
+            DiskFull: nothing was said, and the step may be taken again.
         """
         try:
             if step.WhichOneof("step") == "end":
                 self.end(step)
                 return None
             return self._answer(step, agreed)
+        except DiskFull:
+            raise
         except AtollError as error:
             return self.leave(step, error)
 
     def masked(self, step: pb.SecureStep, masked: Masked) -> pb.SecureAnswer:
-        """What this site says once its worker has written the masked input."""
+        """What this site says once its worker has written the masked input. Raises DiskFull as `take`."""
         try:
             state, terms = self._require(step), self._require_terms()
             sync_file(self.masked_path(step.session))
@@ -110,10 +89,12 @@ class SecureSession:
                 raise Malformed(f"the masked input has {masked.num_bytes} bytes, wanted {terms.plan.num_bytes}")
             root = bytes.fromhex(masked.sha256_hex)
             after = self._with_shares(state, terms, step)
-            after = site.send_input(terms.plan, after, root, self._signing)
+            after = site.send_input(terms.plan, after, root, self._party.signing_key)
             answer = SecureInput(declared=after.input, crc32=masked.crc32)
             self._audit(step, f"input of {masked.num_bytes} bytes, masked with {len(after.sharing) - 1} sites")
             return self._say(step, after, pb.SecureAnswer(input=answer))
+        except DiskFull:
+            raise
         except AtollError as error:
             return self.leave(step, error)
 
@@ -156,8 +137,12 @@ class SecureSession:
             if known[0] != digest and kind != "confirmations":
                 raise NotAllowed(f"the server says something else than before ({kind}); a session has one of each")
             return pb.SecureAnswer.FromString(known[1])
+        if kind == "plan" and step.plan.opening == state.opening:  # what was begun could not be kept on a full disk
+            return self._say(step, state.site, pb.SecureAnswer(advertised=state.site.advertised))
         if self._terms is None:
-            self._terms = agree(Opening.decode(state.opening), self._own(agreed, MemberList.FromString(state.members)))
+            members = MemberList.FromString(state.members)
+            own = agreed.own(self._update.facts(), members)
+            self._terms = agree(Opening.decode(state.opening), own)
         match kind:
             case "keys":
                 return self._take_keys(step, state.site, self._terms)
@@ -175,9 +160,9 @@ class SecureSession:
         party, update = self._party, self._update.facts()
         opening = Opening.decode(step.plan.opening)
         self._check_opening(step, opening, update)
-        members = self._members(opening)
-        terms = agree(opening, self._own(agreed, members))
-        self._check_own_key(terms)
+        members = party.members_of(opening)
+        terms = agree(opening, agreed.own(update, members))
+        party.require_own_key(terms)
         if terms.plan.hash != step.plan.hash:
             raise NotAllowed(
                 "the server's plan of the session is not what this site has worked out from job, app, model and member list",
@@ -192,7 +177,7 @@ class SecureSession:
         counters(terms, update.weight, update.metrics, site=party.name)  # told now, before it costs the others anything
         party.book.keep(self._key.run, revealed.begun(opening.round, opening.session))
         self._forget()
-        begun = site.advertise(terms.plan, terms.index(party.name), Secrets.draw(), self._signing)
+        begun = site.advertise(terms.plan, terms.index(party.name), Secrets.draw(), self._party.signing_key)
         self._terms = terms
         self._state = SessionState(
             session=step.session,
@@ -238,24 +223,19 @@ class SecureSession:
                 value=", ".join(opening.bases),
             )
 
-    def _check_own_key(self, terms: Terms) -> None:
-        own = self._signing.public_key().public_bytes_raw()
-        if terms.plan.roster[terms.index(self._party.name)].signing_key != own:
-            raise NotAllowed(f"the member list has another key for {self._party.name} than this site's", field="sites")
-
     def _take_keys(self, step: pb.SecureStep, state: SiteState, terms: Terms) -> pb.SecureAnswer:
         after = site.take_keys(terms.plan, state, list(step.keys.advertised))
         self._audit(step, f"keys of {len(after.public)} sites")
         if not terms.plan.parameters.complete:
             return self._say(step, after, pb.SecureAnswer(ring_nonce=site.open_ring(after)))
-        after = site.share(terms.plan, after, self._signing)
+        after = site.share(terms.plan, after, self._party.signing_key)
         return self._say(step, after, pb.SecureAnswer(shared=SecureShared(items=after.shared)))
 
     def _take_ring(self, step: pb.SecureStep, state: SiteState, terms: Terms) -> pb.SecureAnswer:
         nonces = {one.site: one.nonce for one in step.ring.nonces}
         if len(nonces) != len(step.ring.nonces):
             raise Malformed("the ring has a site twice", field="ring")
-        after = site.share(terms.plan, site.take_ring(terms.plan, state, nonces), self._signing)
+        after = site.share(terms.plan, site.take_ring(terms.plan, state, nonces), self._party.signing_key)
         self._audit(step, f"shares for {len(after.shared)} neighbours")
         return self._say(step, after, pb.SecureAnswer(shared=SecureShared(items=after.shared)))
 
@@ -276,7 +256,9 @@ class SecureSession:
             exact_masks=_mask_keys(exact),
             masks=_mask_keys(reals),
             bits=terms.bits,
-            scale=terms.scale * (update.weight / terms.max_weight),
+            scale=terms.scale,
+            share=update.weight / terms.max_weight,
+            num_sites=terms.num_sites,
             bound=terms.section.bound,
             max_clipped=terms.max_clipped,
             staleness=terms.opening.staleness(self._party.name),
@@ -285,12 +267,12 @@ class SecureSession:
     def _confirm(self, step: pb.SecureStep, state: SiteState, terms: Terms) -> pb.SecureAnswer:
         surviving = self._surviving(terms, step.survivors)
         self._require_same(terms, surviving)
-        after = site.confirm(terms.plan, state, step.survivors, self._signing)
+        after = site.confirm(terms.plan, state, step.survivors, self._party.signing_key)
         self._audit(step, f"{len(surviving)} survivors: {', '.join(sorted(surviving))}"[:500])
         return self._say(step, after, pb.SecureAnswer(confirmation=after.consistency))
 
     def _unmask(self, step: pb.SecureStep, state: SiteState, terms: Terms) -> pb.SecureAnswer:
-        after = site.unmask(terms.plan, state, list(step.confirmations.confirmed), self._signing)
+        after = site.unmask(terms.plan, state, list(step.confirmations.confirmed), self._party.signing_key)
         surviving = self._surviving(terms, after.survivors)
         self._require_same(terms, surviving)
         book, digest = self._party.book, self._update.facts().base_digest
@@ -362,30 +344,6 @@ class SecureSession:
         if self._terms is None:
             raise Stale(f"the session of task {self._key} is over", run=self._key.run)
         return self._terms
-
-    def _members(self, opening: Opening) -> MemberList:
-        """The member list that this site holds, of the roster alone."""
-        held = self._party.members()
-        if held is None:
-            raise NotAllowed("this site holds no signed member list, so it cannot tell who takes part; join with TLS")
-        own = set(opening.sites)
-        members = [member for member in held.members if member.site in own]
-        return MemberList(federation=held.federation, version=held.version, members=members)
-
-    @property
-    def _signing(self) -> Ed25519PrivateKey:
-        if self._party.signing is None:
-            raise NotAllowed("this site has no signing key; join with TLS")
-        return self._party.signing
-
-    def _own(self, agreed: Agreed, members: MemberList) -> Own:
-        return Own(
-            job=agreed.job,
-            app_hash=agreed.app_hash,
-            schema_hash=agreed.schema_hash,
-            num_values=self._update.facts().num_values,
-            members=members,
-        )
 
     def _addressed(self, step: pb.SecureStep, answer: pb.SecureAnswer) -> pb.SecureAnswer:
         answer.key.CopyFrom(self._key.to_message())

@@ -13,17 +13,19 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from atoll.client.party import Agreed, Party
 from atoll.client.policy import consent_to_session
 from atoll.client.refusal import as_refusal
 from atoll.client.revealed import RevealedBook
-from atoll.client.secure_session import Agreed, Party, SecureSession
+from atoll.client.secure_session import SecureSession
+from atoll.client.work import DISK_PATIENCE_S
 from atoll.client.workplace import Workplace
 from atoll.cluster.messages import Mask, Masked
 from atoll.privacy.secagg.agreement import Terms
 from atoll.transport.identity import Identity
 from atoll.transport.tasks import Key
 from atoll.wire import control_pb2 as pb
-from atoll.wire.errors import AtollError, Unknown, to_detail
+from atoll.wire.errors import AtollError, DiskFull, Unknown, to_detail
 from atoll.wire.members_pb2 import MemberList
 
 _log = logging.getLogger(__name__)
@@ -66,7 +68,7 @@ class SecureTasks:
             consent=consent,
         )
         self._outbox, self._deliveries, self._mailbox = place.outbox, place.deliveries, place.mailbox
-        self._spawn = place.spawn
+        self._spawn, self._board = place.spawn, place.board
         self._work_of = work_of
         self._sessions: dict[Key, SecureSession] = {}
         self._waiting: dict[Key, deque[pb.SecureStep]] = {}
@@ -102,9 +104,7 @@ class SecureTasks:
                 return None
             if work is None or session is None:
                 raise Unknown(f"this site holds no update of task {key}", run=key.run, field="key")
-            found = await asyncio.to_thread(session.take, step, await work.agreed())
-            if isinstance(found, Mask):
-                found = await self._masked(session, step, found, work)
+            found = await self._said(key, step, session, work)
             if found is not None and found.WhichOneof("answer") == "input" and session.declared is not None:
                 self._outbox.attach(key, session.declared[0])
             return found
@@ -127,13 +127,43 @@ class SecureTasks:
             self._sessions[key] = await asyncio.to_thread(SecureSession, key, folder, self._party)
         return self._sessions[key]
 
+    async def _said(
+        self, key: Key, step: pb.SecureStep, session: SecureSession, work: SecureWork
+    ) -> pb.SecureAnswer | None:
+        """What this site says to a step. A full disk is waited out, until the server has gone on without this site."""
+        held_up = False
+        while True:
+            try:
+                found = await asyncio.to_thread(session.take, step, await work.agreed())
+                if isinstance(found, Mask):
+                    found = await self._masked(session, step, found, work)
+            except DiskFull as error:
+                if self._is_overtaken(key, step):
+                    return await asyncio.to_thread(session.leave, step, error)
+                _log.error("task %s, session %d waits for disk space: %s", key, step.session, error)
+                self._board.held_up(key.run, f"waits for disk space: {error}")
+                held_up = True
+                await asyncio.sleep(DISK_PATIENCE_S)
+                continue
+            if held_up:
+                self._board.idle(key.run)
+            return found
+
     @staticmethod
     async def _masked(session: SecureSession, step: pb.SecureStep, order: Mask, work: SecureWork) -> pb.SecureAnswer:
+        """Raises DiskFull: the same order gives the same bytes later."""
         try:
             masked = await work.mask(order)
+        except DiskFull:
+            raise
         except AtollError as error:
             return await asyncio.to_thread(session.leave, step, error)
         return await asyncio.to_thread(session.masked, step, masked)
+
+    def _is_overtaken(self, key: Key, step: pb.SecureStep) -> bool:
+        """Whether the server has ended the session of a step since, or begun another one."""
+        later = list(self._waiting[key])[1:]
+        return any(other.session != step.session or other.WhichOneof("step") == "end" for other in later)
 
     def _say_input_again(self, key: Key) -> None:
         """The server grants the upload anew."""

@@ -25,10 +25,10 @@ from atoll.client.left_state import set_aside
 from atoll.client.meeting import MODEL
 from atoll.client.offers import Admission, admit, admit_region, preparation
 from atoll.client.own_models import GIVES, metrics_of, parts_of
+from atoll.client.party import Agreed
 from atoll.client.policy import least_cell
 from atoll.client.private_update import PRIVATE, keep_private
 from atoll.client.refusal import as_refusal, require_agreed, without_values
-from atoll.client.secure_session import Agreed
 from atoll.client.steps import Step
 from atoll.client.version_parts import part_of_version
 from atoll.client.workers import Worker
@@ -298,7 +298,7 @@ class RunWork:
 
     async def _train(self, key: Key, task: pb.Task, bench: _Bench, common: dict[str, Any]) -> pb.Result:
         place, max_weight = self._place, bench.prepared.sum_weights or bench.prepared.max_weight
-        is_private = bench.admission.job.secure_aggregation is not None
+        is_private = bench.admission.job.secure_aggregation is not None and not place.is_region
         if is_private and task.kind != pb.TRAIN:
             text = f"site {self._site} has agreed to secure aggregation, and this task would show its update"
             raise PolicyRefused(text, site=self._site, run=self.run, round=task.round, field="kind", value=task.kind)
@@ -355,7 +355,8 @@ class RunWork:
     async def _failed(self, key: Key, task: pb.Task, error: AtollError) -> None:
         place = self._place
         refusal = as_refusal(error, site=self._site, run=self.run, round_=task.round)
-        if self._admission is not None and self._admission.job.secure_aggregation is not None:
+        masked = self._admission is not None and self._admission.job.secure_aggregation is not None
+        if masked and not place.is_region:
             refusal = without_values(refusal, self._site)
         _log.error("run %s: task %s of round %d failed: %s", self.run, key.task, task.round, error)
         place.board.failed(self.run, refusal.message)

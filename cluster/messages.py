@@ -130,13 +130,19 @@ class Mask:
     round: Annotated[int, Field(ge=1)]  # of the training
     private_path: str  # the update as `Train` had it written
     out_path: str  # file that the worker creates
-    exact: list[Annotated[int, Field(ge=0, lt=2**64)]] = field(repr=False)  # lane 0; its second is put in by the worker
+    exact: list[Annotated[int, Field(ge=0, lt=2**64)]] = field(
+        repr=False
+    )  # lane 0; its second, and factors at its end, are put in by the worker
     exact_masks: list[MaskKey]
     masks: list[MaskKey]  # of lane 1
     bits: Literal[16, 32]  # of lane 1
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = field(
         repr=False
-    )  # levels of a value of 1, of an update that is not stale
+    )  # levels of a value of 1, of an update of the largest weight that is not stale
+    share: Annotated[float, Field(gt=0, le=1)] = field(
+        default=1.0, repr=False
+    )  # of this update's weight in the largest, by which values count where the job's reducer weighs
+    num_sites: Annotated[int, Field(ge=1)] = 1  # of the session, whose sums must not overflow
     bound: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     max_clipped: _Count = 0  # values that may be cut to the bound
     staleness: _Count = 0  # versions by which the update's base is older than the round's
@@ -197,6 +203,7 @@ class Trained:
     num_bytes: _Count
     crc32: _Count  # of the file's bytes, zlib polynomial
     num_values: _Count = 0  # length of its flat vector (`UpdateLayout.num_values`)
+    num_factors: _Count = 0  # values of it that are factors of the job's rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 from atoll.aggregation.download import Download
 from atoll.aggregation.encode import encode_update
 from atoll.aggregation.fragments import Fragments
+from atoll.aggregation.lanes import factors_in
 from atoll.aggregation.layout import UpdateLayout
 from atoll.aggregation.mixing import distance
 from atoll.aggregation.rounding import Rounding, rounding_key
@@ -32,7 +33,7 @@ from atoll.cluster.batches import plan_work
 from atoll.cluster.carried_over import CarriedOver, RoundCarried
 from atoll.cluster.evaluate import evaluate
 from atoll.cluster.local_loop import train_locally
-from atoll.cluster.masking import discount_of, mask_update
+from atoll.cluster.masking import mask_by_strategy
 from atoll.cluster.messages import Evaluate, Evaluated, Mask, Masked, Part, Prepared, Train, Trained
 from atoll.cluster.mixed_model import CONSENSUS, mixed_model, write_model
 from atoll.cluster.own_model import OwnModel
@@ -162,13 +163,13 @@ class RunSession:
             num_bytes=num_bytes,
             crc32=crc32,
             num_values=layout.num_values,
+            num_factors=len(factors_in(layout, self.strategy.lanes)),
         )
 
     def mask(self, request: Mask, on_step: OnStep) -> Masked:
         """The masked input of a session, from an update that `train` has written. Raises as `mask_update` does."""
         layout, secret = self.fragments.of_round(request.round).layout, self._require_training().secret
-        discount = discount_of(self.strategy.schedule, request.staleness)
-        return mask_update(layout, request, secret, discount=discount, on_slice=lambda: on_step(0, 0))
+        return mask_by_strategy(self.strategy, layout, request, secret, on_slice=lambda: on_step(0, 0))
 
     def _collected(self, request: Train, training: Training) -> Trained:
         """The difference of the site's own model to the base version; each site's counts the same."""

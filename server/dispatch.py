@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from atoll.aggregation.schedule import Dispatch
 from atoll.server.events import TaskLost
-from atoll.server.round import Round
+from atoll.server.round import Round, Secured
 from atoll.server.run_state import OpenRound, Phase, RunAction, RunState, SendTask, Task, WithdrawTask
 
 
@@ -16,13 +16,16 @@ def dispatch(state: RunState, action: Dispatch) -> tuple[RunState, tuple[RunActi
 
     Tasks of `action.carried` go on: their updates count in this round.
     """
-    before = state.abandoned.asked if state.abandoned and state.abandoned.number == action.round else {}
+    before = state.abandoned if state.abandoned and state.abandoned.number == action.round else None
     round_ = state.rounds.get(action.round) or Round(
         number=action.round,
         base_version=action.base_version,
-        asked=before,
+        asked=before.asked if before else {},
         max_weight=action.max_weight,
         room=action.num_sites,
+        secured={part: Secured(session=one.session, revealed=one.revealed) for part, one in before.secured.items()}
+        if before
+        else {},
     )
     below = {site: state.members[site].num_sites for site in action.sites if site in state.members}
     regions = {site: num_sites for site, num_sites in below.items() if num_sites}

@@ -84,7 +84,8 @@ class Groups:
     def _move(self, round_: Round, group: int, current: int, reduction: Reduction) -> int:
         """Makes a group's next version; the examples that it has seen since the last common one."""
         begins = current % self._every == 0
-        weight = sum(round_.updates[site].weight for site in round_.in_branch(group) if site in round_.closing)
+        those = [site for site in round_.in_branch(group) if site in round_.closing]
+        weight = reduction.sum_weights if round_.secured else sum(round_.updates[site].weight for site in those)
         with self._models.open(current, None if begins else group) as base:
             weight += 0 if begins else int(base.metadata[_WEIGHT])
             about = {"atoll.round": str(round_.number), _WEIGHT: str(weight)}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.aggregation.blocks import byte_view, for_each, whole_vector
-from atoll.aggregation.layout import UpdateLayout
+from atoll.aggregation.layout import MeanEntry, UpdateLayout
 from atoll.aggregation.reducers.reduction import NO_METRICS, Metrics
 from atoll.privacy.secagg.agreement import Counted, Terms, read_counters
 from atoll.privacy.secagg.fixed_point import total
@@ -40,12 +40,21 @@ class MaskedSum:
     Memory: 4 or 2 bytes a value.
     """
 
-    def __init__(self, layout: UpdateLayout, terms: Terms) -> None:
-        if layout.num_values != terms.num_values or layout.raws:
+    def __init__(
+        self, layout: UpdateLayout, terms: Terms, *, weighted: bool = True, factors: Sequence[MeanEntry] = ()
+    ) -> None:
+        """
+        Args:
+            weighted: updates count by their weights; else each counts the same.
+            factors: values of the layout that are counted in the exact lane.
+        """
+        if layout.num_values != terms.num_values or layout.raws or len(factors) != terms.num_factors:
             raise ValueError("a masked sum holds values that are averaged, and those of its terms")
         self.layout = layout
         self.terms = terms
         self.num_updates = 0
+        self._weighted = weighted
+        self._factors = [entry.index for entry in factors]
         self._counted: Counted | None = None
         self._lanes: list[Lane] = [
             whole_vector(lane.num_values, _DTYPES[lane.bits]).numpy().view(f"<u{lane.bits // 8}")
@@ -110,14 +119,34 @@ class MaskedSum:
         return self.counted.weight
 
     def difference(self, index: int, out_P: Tensor) -> None:
-        """Writes values from `index` on of the weighted mean of differences: level x quantum x w_max / sum of weights.
+        """Writes values from `index` on of the mean of differences: level x quantum x w_max / sum of weights.
+
+        Of updates that count the same: level x quantum / number of updates.
 
         Raises:
             ValueError: the sum is masked still.
         """
-        factor = self.terms.quantum * (self.terms.max_weight / self.sum_weights)
+        weight = self.counted.weight
+        share = self.terms.max_weight / weight if self._weighted else 1 / self.num_updates
+        self._write(index, out_P, self.terms.quantum * share, weight)
+
+    def weighted(self, index: int, out_P: Tensor) -> None:
+        """Writes values from `index` on of the sum of differences, each times its weight over w_max of the session.
+
+        Raises:
+            ValueError: the sum is masked still, or its updates have no weights.
+        """
+        if not self._weighted:
+            raise ValueError("updates that count the same have no weighted sum")
+        self._write(index, out_P, self.terms.quantum, self.terms.max_weight)
+
+    def _write(self, index: int, out_P: Tensor, of_level: float, weight: int) -> None:
+        counted = self.counted
         levels = total(self._lanes[1][index : index + out_P.numel()])
-        out_P.copy_(torch.from_numpy(levels)).mul_(factor)
+        out_P.copy_(torch.from_numpy(levels)).mul_(of_level)
+        for place, factor in zip(self._factors, counted.factors, strict=True):
+            if index <= place < index + out_P.numel():
+                out_P[place - index] = factor / weight
 
     def raw(self, name: str) -> Tensor:
         raise ValueError(f"{name} is not averaged, and nothing else is in a masked sum")

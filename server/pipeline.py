@@ -211,7 +211,7 @@ class Pipeline:
             DiskFull: no room for it; may be tried again.
         """
         if self._groups is not None:
-            reductions = {branch: self._open[round_.number, branch].reduction for branch in round_.branch_weights}
+            reductions = {branch: self._reduction(round_, branch) for branch in round_.branch_weights}
             return self._groups.make_version(round_, current, reductions, self._at(round_.number).optimizer)
         before, version = self._state_of(current), current + 1
         number, optimizer = round_.number, self._at(round_.number).optimizer
@@ -220,7 +220,7 @@ class Pipeline:
             self._models.create(version, {"atoll.round": str(number)}) as out,
         ):
             moved = next_model(
-                self._open[number, None].reduction,
+                self._reduction(round_, None),
                 optimizer=optimizer,
                 state=self._fragments.state_of(number, before, optimizer),
                 base=base.map,
@@ -234,6 +234,10 @@ class Pipeline:
         self._models.save_optimizer(version, state)
         self._optimizer_state = (version, state)
         return NewVersion(version=version, crc32=crc32, num_bytes=self._manifest.num_bytes)
+
+    def _reduction(self, round_: Round, branch: int | None) -> Reduction:
+        """What a closing round makes of its updates, or of those of a group."""
+        return self._open[round_.number, branch].reduction
 
     def _at(self, round_: int) -> Strategy:
         return self._strategy if self._stages is None else self._stages.at(round_)

@@ -73,6 +73,7 @@ def delegated_plan(job: Job, delegated: Delegated) -> Plan:
         evaluate_every=1,
         evaluate_at_sites=True,  # when it is asked for
         evaluate_at_server=False,
+        masked=job.secure_aggregation is not None,
         wait_share=REGION_WAIT_SHARE,
         delegated=True,
     )

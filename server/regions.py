@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from atoll.aggregation.round_sum import MAX_SITES, MAX_WEIGHT
 from atoll.aggregation.schedule import Joined
+from atoll.aggregation.strategy import resolve
+from atoll.server.masked_sum import require_maskable
 from atoll.server.sessions import Session
 from atoll.transport.hello import REGION
 from atoll.wire import control_pb2 as pb
-from atoll.wire.errors import Malformed
+from atoll.wire.errors import ConfigError, Malformed
+from atoll.wire.job import Job
+from atoll.wire.manifest import Manifest
 
 
 def is_region(session: Session) -> bool:
@@ -50,3 +54,23 @@ def _require(site: str, field: str, value: int, low: int, high: int) -> None:
             value=value,
             bound=f"{low} to {high}",
         )
+
+
+def require_sessions(job: Job, manifest: Manifest, *, fewest: int) -> None:
+    """Returns where a region whose rounds close with `fewest` updates at least can hold a job's sessions, if it has any.
+
+    Raises:
+        ConfigError: a session could have too few sites; names the region's key and the bound.
+    """
+    section = job.secure_aggregation
+    if section is None:
+        return
+    if fewest < section.fewest_survivors:
+        raise ConfigError(
+            f"upstream.min_sites and upstream.quorum let a round of this region close with {fewest} updates, and the job's "
+            f"secure aggregation publishes no sum of fewer than {section.fewest_survivors}; raise them in server.toml",
+            key="upstream.min_sites",
+            value=str(fewest),
+            bound=f"at least {section.fewest_survivors}",
+        )
+    require_maskable(section, fewest, resolve(job).fragments(manifest).whole)

@@ -28,13 +28,14 @@ class Update:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secured:
-    """Of secure aggregation: how far the sessions of a round are (secured.py), and what the sum of its updates is of."""
+    """Of secure aggregation: how far the sessions of one cohort of a round are (secured.py), and what their sum is of."""
 
     session: int = 0  # number of the last one
     opening: str = ""  # of the one under way: canonical JSON
     said: str = ""  # of one whose survivors are fixed: `SecureSession.pack`
     revealed: tuple[str, ...] = ()  # survivors of the last session that had them: their sum may be known
     failed: tuple[str, ...] = ()  # why the sessions before came to nothing
+    sites: tuple[str, ...] = ()  # whose sum it is, once it is known
     weight: int = 0  # sum of the weights, once it is known
     metrics: Metrics = field(default_factory=dict)
     dropped: tuple[str, ...] = ()  # whose updates were to be in the sum and are not
@@ -58,7 +59,7 @@ class Round:
     closing: tuple[str, ...] = ()  # sites whose updates make the version; empty while open
     share: Share = ALL  # of those that are closing in all members of the run
     all_weights: int = 0  # of all members when it closed
-    secured: Secured | None = None  # where updates are masked
+    secured: Mapping[int, Secured] = field(default_factory=dict)  # by part of the round, where updates are masked
 
     @property
     def cohort(self) -> tuple[str, ...]:
@@ -118,6 +119,9 @@ class Round:
     def without(self, sites: frozenset[str]) -> Round:
         """The round without these members, whose tasks go on in a later one."""
         return replace(self, asked={site: attempt for site, attempt in self.asked.items() if site not in sites})
+
+    def protected(self, part: int, secured: Secured) -> Round:
+        return replace(self, secured={**self.secured, part: secured})
 
     def accepted(self, site: str, update: Update) -> Round:
         return replace(self, updates={**self.updates, site: update})

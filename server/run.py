@@ -288,6 +288,12 @@ def _stop_asked(plan: Plan, state: RunState, event: StopAsked) -> Step:
     return _end(state, Outcome.STOPPED, f"stopped by {event.by}")
 
 
+def _given_up(plan: Plan, state: RunState, event: GivenUp) -> Step:
+    if plan.delegated:  # the upper server's round may go on without this region
+        return _tell_schedule(plan, state, Withdrawn(round=event.round, reason=event.reason))
+    return _end(state, Outcome.FAILED, event.reason)
+
+
 def _broken(plan: Plan, state: RunState, event: Broken) -> Step:
     state = replace(state, our_fault=event.ours, bad_updates=not event.ours)
     return _end(state, Outcome.FAILED, event.reason)
@@ -316,7 +322,7 @@ _TABLE: Mapping[type, Callable[[Plan, RunState, Any], Step]] = {
     EvaluationAsked: _evaluation_asked,
     EndedAbove: lambda plan, state, event: _end(state, Outcome(event.outcome), event.reason),
     **dict.fromkeys(SecureEvent.__args__, lambda plan, state, event: (secured.heard(state, event), ())),
-    GivenUp: lambda plan, state, event: _end(state, Outcome.FAILED, event.reason),
+    GivenUp: _given_up,
 }
 
 

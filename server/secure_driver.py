@@ -1,13 +1,15 @@
-"""A run whose updates are masked: between the closing of a round and its commit stands a session."""
+"""A run whose updates are masked: between the closing of a round and its commit stand its sessions."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
 from atoll.server.driver import RunDriver
+from atoll.server.events import RunEvent
 from atoll.server.run_state import CommitRound, RunAction
+from atoll.server.secure_held import Upload
 from atoll.server.secure_pipeline import SecurePipeline
-from atoll.server.secure_rounds import SecureRounds, Upload
+from atoll.server.secure_rounds import SecureRounds
 
 
 class SecureDriver(RunDriver):
@@ -36,7 +38,13 @@ class SecureDriver(RunDriver):
             self.secure.wake()
         await super()._act(action)
 
+    async def _after(self, event: RunEvent | None) -> None:
+        await super()._after(event)
+        self.secure.look()
+
     async def _commit_if_whole(self) -> None:
+        if self.plan.delegated:
+            return  # the upper server commits
         while (round_ := self.state.first_closing()) is not None and self.masked.is_whole(round_):
             await self._commit(round_)
 

@@ -1,4 +1,7 @@
-"""What the journal keeps of sessions of secure aggregation."""
+"""What the journal keeps of sessions of secure aggregation.
+
+`part` is the cohort of the round that a session is of: a group, a bucket, or 0 where all sites are one cohort.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ class SessionOpened:
     round: int
     session: int
     opening: str  # canonical JSON of an Opening
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +27,7 @@ class SurvivorsFixed:
     round: int
     session: int
     said: str
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +37,7 @@ class SessionFailed:
     round: int
     session: int
     reason: str
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +50,14 @@ class Unmasked:
     weight: int
     metrics: Metrics
     liars: dict[str, str] = field(default_factory=dict)
+    part: int = 0
+    num_parts: int = 1  # of the round
+    dropped: tuple[str, ...] = ()  # sites of the cohort whose updates were to be in the sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenUp:
-    """No session of a round came to its end; the run is over."""
+    """No session of a cohort came to its end: the run is over, or in a region the round."""
 
     round: int
     reason: str

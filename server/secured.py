@@ -1,7 +1,8 @@
 """What a run's state knows of the sessions of a round. Pure; the journal replays it.
 
 A session is numbered before anything of it is said, so that its number, and the keys that hang on it, are never used
-twice. Until its survivors are fixed a server that was killed begins the next one; from then on it goes on with it.
+twice. Until its survivors are fixed a server that was killed begins the next one; from then on it goes on with it. A
+round has a session for each of its parts; it is closed with the survivors of all of them once each has its sum.
 """
 
 from __future__ import annotations
@@ -21,25 +22,41 @@ def heard(state: RunState, event: SecureEvent) -> RunState:
     round_ = state.rounds.get(event.round)
     if round_ is None or not round_.closing:
         return state
-    known = round_.secured or Secured()
+    known = round_.secured.get(event.part, Secured())
     if isinstance(event, SessionOpened):
         if event.session <= known.session:
             return state
-        known = replace(known, session=event.session, opening=event.opening, said="")
-        return _with(state, replace(round_, secured=known))
+        known = replace(known, session=event.session, opening=event.opening, said="", sites=())
+        return _with(state, round_.protected(event.part, known))
     if event.session != known.session or not known.opening:
         return state
     match event:
         case SurvivorsFixed(said=said):
             revealed = survivors_in(said, Opening.decode(known.opening.encode()).sites)
-            known = replace(known, said=said, revealed=revealed)
+            round_ = round_.protected(event.part, replace(known, said=said, revealed=revealed))
         case SessionFailed(reason=reason):
-            known = replace(known, opening="", said="", failed=(*known.failed, reason))
+            known = replace(known, opening="", said="", sites=(), failed=(*known.failed, reason))
+            round_ = round_.protected(event.part, known)
         case Unmasked():
-            dropped = tuple(sorted(set(round_.closing) - set(event.sites))) or known.dropped
-            known = replace(known, weight=event.weight, metrics=event.metrics, dropped=dropped, liars=dict(event.liars))
-            round_ = counted.closed(state, round_, tuple(event.sites))
-    return _with(state, replace(round_, secured=known))
+            known = replace(
+                known,
+                sites=tuple(event.sites),
+                weight=event.weight,
+                metrics=event.metrics,
+                dropped=tuple(event.dropped) or known.dropped,
+                liars=dict(event.liars),
+            )
+            round_ = _closed(state, round_.protected(event.part, known), event.num_parts)
+    return _with(state, round_)
+
+
+def _closed(state: RunState, round_: Round, num_parts: int) -> Round:
+    """The round with those whose updates are in its sums, once all of them are there."""
+    done = [one.sites for one in round_.secured.values() if one.sites]
+    if len(done) < num_parts:
+        return round_
+    regions = set(round_.closing) & round_.regions.keys()  # which have had sessions of their own
+    return counted.closed(state, round_, tuple(sorted(regions.union(*done))))
 
 
 def _with(state: RunState, round_: Round) -> RunState:

@@ -15,6 +15,7 @@ from atoll.aggregation.strategy import Strategy
 from atoll.server.masked_sum import require_maskable
 from atoll.server.models import RunModels
 from atoll.server.records import RunRow
+from atoll.server.secure_pipeline import fewest_in_session
 from atoll.server.settings import ServerSettings
 from atoll.transport.staging import StagingSlot
 from atoll.wire import runs_pb2
@@ -62,7 +63,8 @@ def read_submission(request: runs_pb2.SubmitRequest, settings: ServerSettings) -
     run_manifest(manifest.model, strategy.lanes, strategy.local).require_same(manifest)
     layout = update_layout(manifest, strategy.codec, strategy.buffers, strategy.local)
     if job.secure_aggregation is not None:
-        require_maskable(job.secure_aggregation, strategy.schedule.fewest_updates, layout)
+        fewest = fewest_in_session(job.secure_aggregation, strategy)
+        require_maskable(job.secure_aggregation, fewest, layout)
     return job, manifest
 
 

@@ -37,7 +37,7 @@ def unfit(driver: RunDriver, sessions: Iterable[Session]) -> Iterator[tuple[str,
                 site,
                 f"the job's schedule asks for other sites or labels than this one's ({has}); see [capacity] of site.toml",
             )
-        elif driver.plan.masked and SECAGG not in session.hello.features:
+        elif driver.plan.masked and not is_region(session) and SECAGG not in session.hello.features:
             yield site, "its software knows no secure aggregation, which the job asks for; update Atoll at the site"
         elif is_region(session):
             try:

@@ -45,8 +45,10 @@ from atoll.server.driver import DISK_PATIENCE_S, RunDriver
 from atoll.server.events import Delegated, EndedAbove, EvaluationAsked, EvaluationEnded, RunEvent
 from atoll.server.models import place_file
 from atoll.server.records import RoundRow, RunRow
+from atoll.server.regions import require_sessions
 from atoll.server.round import Round
 from atoll.server.run_state import Phase
+from atoll.server.secure_driver import SecureDriver
 from atoll.server.settings import UpstreamSection
 from atoll.server.store import Store
 from atoll.wire.errors import (
@@ -189,6 +191,7 @@ class RegionWorker:
             submitted_at=datetime.now(UTC),
         )
         section = self._upstream.section
+        require_sessions(job, manifest, fewest=section.quorum or section.min_sites)
         deadline = section.deadline_share * deadline_s(job)
         delegated = Delegated(min_sites=section.min_sites, quorum=section.quorum, deadline_s=deadline)
         driver = self._driver = await self._upstream.runs.delegate(row, manifest, delegated)
@@ -229,8 +232,12 @@ class RegionWorker:
             num_bytes, crc32 = await despite_full_disk(driver, lambda: driver.pipeline.write_partial(round_, path))
         finally:
             self._upstream.done(request.key)
-        metrics = combine_metrics({site: round_.updates[site].metrics for site in round_.closing})
-        return Trained(key=request.key, weight=round_.sum_weights, metrics=metrics, num_bytes=num_bytes, crc32=crc32)
+        known = {site: round_.updates[site].metrics for site in round_.closing}
+        known |= {f"sum {part}": one.metrics for part, one in round_.secured.items()}
+        metrics = combine_metrics(known)
+        secured = round_.secured.values()
+        weight = round_.sum_weights + sum(one.weight for one in secured)
+        return Trained(key=request.key, weight=weight, metrics=metrics, num_bytes=num_bytes, crc32=crc32)
 
     async def evaluate(self, request: Evaluate) -> Evaluated:
         """Metric sums of a version over this region's sites.
@@ -250,7 +257,7 @@ class RegionWorker:
         return Evaluated(key=request.key, metrics=metrics)
 
     async def mask(self, request: Mask) -> Masked:
-        """Raises Incompatible: planning refuses secure aggregation with regions."""
+        """Raises Incompatible: the updates of a region are masked by its sites, in sessions with this server."""
         raise Incompatible("a region masks nothing; its sites run sessions of their own", site=self._site)
 
     async def describe(self, request: Describe) -> Described:
@@ -290,7 +297,7 @@ class RegionWorker:
         if on_progress is not None and progress != self._progress:
             self._progress = progress
             on_progress(*progress)
-        whole = round_.closing and not set(round_.closing) & set(driver.pipeline.lacks(round_))
+        whole = round_.closing and _is_whole(driver, round_)
         return round_ if whole else None
 
     def _evaluated(self, version: int) -> dict[str, tuple[float, float]] | None:
@@ -331,6 +338,13 @@ class RegionWorker:
                     value=value,
                     bound=least,
                 )
+
+
+def _is_whole(driver: RunDriver, round_: Round) -> bool:
+    """Whether all that a closing round's sum is made of is here."""
+    if isinstance(driver, SecureDriver):
+        return driver.masked.is_whole(round_)
+    return not set(round_.closing) & set(driver.pipeline.lacks(round_))
 
 
 async def told(driver: RunDriver, event: RunEvent, then: Callable[[], Awaitable[None]] | None = None) -> None:

@@ -71,7 +71,7 @@ class SecureInput(_message.Message):
     def __init__(self, declared: _Optional[bytes] = ..., crc32: _Optional[int] = ...) -> None: ...
 
 class SecureRecord(_message.Message):
-    __slots__ = ("threat", "num_sites", "threshold", "num_corrupt", "fewest_survivors", "sessions", "dropped", "liars")
+    __slots__ = ("threat", "num_sites", "threshold", "num_corrupt", "fewest_survivors", "sessions", "dropped", "liars", "parts")
     class LiarsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +87,7 @@ class SecureRecord(_message.Message):
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     LIARS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     threat: str
     num_sites: int
     threshold: int
@@ -95,4 +96,5 @@ class SecureRecord(_message.Message):
     sessions: int
     dropped: _containers.RepeatedScalarFieldContainer[str]
     liars: _containers.ScalarMap[str, str]
-    def __init__(self, threat: _Optional[str] = ..., num_sites: _Optional[int] = ..., threshold: _Optional[int] = ..., num_corrupt: _Optional[int] = ..., fewest_survivors: _Optional[int] = ..., sessions: _Optional[int] = ..., dropped: _Optional[_Iterable[str]] = ..., liars: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    parts: int
+    def __init__(self, threat: _Optional[str] = ..., num_sites: _Optional[int] = ..., threshold: _Optional[int] = ..., num_corrupt: _Optional[int] = ..., fewest_survivors: _Optional[int] = ..., sessions: _Optional[int] = ..., dropped: _Optional[_Iterable[str]] = ..., liars: _Optional[_Mapping[str, str]] = ..., parts: _Optional[int] = ...) -> None: ...

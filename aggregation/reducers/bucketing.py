@@ -85,5 +85,18 @@ class _Buckets:
         return self._mixing_BN @ self._updates.products_NN @ self._mixing_BN.T
 
 
+def whole_buckets(sites: Sequence[str], size: int, seed: int) -> tuple[tuple[str, ...], ...]:
+    """Sites dealt into buckets of `size` or more each, sorted within; one bucket where they are fewer.
+
+    The lots are those of `Bucketing`. Where sites are left over, they go to the first buckets, one each in turn.
+    """
+    dealt = sorted(sites, key=lambda site: _lot(seed, site))
+    count = max(1, len(dealt) // size)
+    rows = [dealt[start : start + size] for start in range(0, count * size, size)]
+    for place, site in enumerate(dealt[count * size :]):
+        rows[place % count].append(site)
+    return tuple(tuple(sorted(row)) for row in rows)
+
+
 def _lot(seed: int, site: str) -> bytes:
     return hashlib.sha256(f"bucket {seed} {site}".encode()).digest()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from atoll.aggregation.encode import begin_update, encode_tensor
+from atoll.aggregation.lanes import factors_in
 from atoll.aggregation.layout import MeanEntry, RawEntry, UpdateLayout
 from atoll.aggregation.rounding import Rounding, rounding_key
 from atoll.aggregation.schedule import Asynchronous
@@ -26,7 +27,7 @@ from atoll.aggregation.strategy import Strategy, resolve
 from atoll.cluster.app import App
 from atoll.cluster.batches import Work, plan_work
 from atoll.cluster.local_loop import Outcome, train_locally
-from atoll.cluster.masking import discount_of, mask_update
+from atoll.cluster.masking import mask_by_strategy
 from atoll.cluster.messages import Evaluate, Evaluated, Mask, Masked, Prepared, Train, Trained
 from atoll.cluster.parallel.judging import judge
 from atoll.cluster.parallel.layouts import Layout
@@ -130,16 +131,15 @@ class SpreadSession:
             num_bytes=num_bytes,
             crc32=crc32,
             num_values=self.updates.num_values,
+            num_factors=len(factors_in(self.updates, self.strategy.lanes)),
         )
 
     def mask(self, request: Mask, on_step: OnStep) -> Masked:
         """The masked input of a session, from an update that all processes have written: work of one of them."""
         if self.training is None:
             raise NotAllowed("this worker was prepared for evaluation only", site=self.site, run=self.run)
-        discount = discount_of(self.strategy.schedule, request.staleness)
-        return mask_update(
-            self.updates, request, self.training.secret, discount=discount, on_slice=lambda: on_step(0, 0)
-        )
+        secret = self.training.secret
+        return mask_by_strategy(self.strategy, self.updates, request, secret, on_slice=lambda: on_step(0, 0))
 
     def evaluate(self, request: Evaluate, on_step: OnStep) -> Evaluated:
         """Metric sums of a version on this machine's test data, the same on every process.

@@ -6,9 +6,11 @@ What the server alone decides travels as an `Opening`. Job, app, model and membe
 **Lanes.** A masked input holds two, one after the other, all little endian:
 
 * lane 0, 64 bits, exact: the weight, the number of clipped values, then of each metric that the job names, in sorted
-  order, its sum and its count in units of 2^-20 (`counters`).
+  order, its sum and its count in units of 2^-20 (`counters`), then each factor of the job's rule times the weight, in
+  units of 2^-40 (`counted_factor`), for which 32 bits are too few.
 * lane 1, 32 or 16 bits: the values of the update's flat vector (`UpdateLayout.means`, in their order), each times
-  w / w_max and, of a stale update, times its discount, in units of `Terms.quantum`, rounded at random.
+  w / w_max (not where the job's reducer counts each update the same) and, of a stale update, times its discount, in
+  units of `Terms.quantum`, rounded at random. A factor's place holds 0.
 
 No sum overflows. In lane 1 by the roster's size (`fixed_point.py`); in lane 0 since each site's numbers are at most
 (2^63 - 1) / n in magnitude, which `counters` refuses to exceed.
@@ -18,8 +20,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Annotated, Final
 
 from pydantic import Field, ValidationError, model_validator
@@ -37,6 +41,7 @@ PAYLOAD: Final = "masked"
 MAX_OPENING_BYTES: Final = 1 << 20
 MAX_WEIGHT: Final = 1 << 53
 METRIC_UNIT: Final = 2.0**-20
+FACTOR_UNIT: Final = 2.0**-40
 _FIXED: Final = 2  # counters before those of metrics: weight, clipped values
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -106,7 +111,8 @@ class Own:
     job: Job
     app_hash: str  # SHA-256 in hex
     schema_hash: str  # of the run's manifest, in hex
-    num_values: int  # length of the update's flat vector (`UpdateLayout.num_values`)
+    num_values: int  # length of the round's flat vector (`UpdateLayout.num_values`)
+    num_factors: int = 0  # values among them that are factors of the job's rule
     members: MemberList  # signed by the federation's key
 
 
@@ -118,6 +124,7 @@ class Terms:
     opening: Opening
     section: SecureAggregationSection
     num_values: int
+    num_factors: int = 0
 
     @property
     def bits(self) -> Bits:
@@ -191,7 +198,7 @@ def agree(opening: Opening, own: Own) -> Terms:
         fewest_survivors=section.fewest_survivors,
         roster=roster(own.members, opening),
         member_list_version=opening.member_list_version,
-        lanes=lanes(section, own.num_values),
+        lanes=lanes(section, own.num_values, own.num_factors),
         bound_to={
             "app": own.app_hash,
             "job": hashlib.sha256(own.job.canonical()).hexdigest(),
@@ -199,13 +206,13 @@ def agree(opening: Opening, own: Own) -> Terms:
             "opening": hashlib.sha256(opening.canonical()).hexdigest(),
         },
     )
-    return Terms(plan=plan, opening=opening, section=section, num_values=own.num_values)
+    return Terms(plan=plan, opening=opening, section=section, num_values=own.num_values, num_factors=own.num_factors)
 
 
-def lanes(section: SecureAggregationSection, num_values: int) -> tuple[Lane, Lane]:
+def lanes(section: SecureAggregationSection, num_values: int, num_factors: int = 0) -> tuple[Lane, Lane]:
     """Counters, then values."""
     return (
-        Lane(bits=64, num_values=_FIXED + 2 * len(section.metrics)),
+        Lane(bits=64, num_values=_FIXED + 2 * len(section.metrics) + num_factors),
         Lane(bits=section.bits, num_values=num_values),
     )
 
@@ -235,7 +242,7 @@ def roster(members: MemberList, opening: Opening) -> tuple[Member, ...]:
 def counters(
     terms: Terms, weight: int, metrics: Mapping[str, tuple[float, float]], *, clipped: int = 0, site: str = ""
 ) -> list[int]:
-    """Lane 0 of a site's input, as unsigned 64-bit numbers.
+    """Lane 0 of a site's input, as unsigned 64-bit numbers; that of factors is 0, as only its worker knows them.
 
     Args:
         metrics: sum and count by name; those that the job does not name are left out, and one that is absent is 0.
@@ -254,7 +261,20 @@ def counters(
             if not abs(number) <= most * METRIC_UNIT:  # NaN compares false
                 raise _beyond(site, name, number, most * METRIC_UNIT)
             values.append(min(most, max(-most, round(number / METRIC_UNIT))))
-    return [value % 2**64 for value in values]
+    return [value % 2**64 for value in values] + [0] * terms.num_factors
+
+
+def counted_factor(factor: float, weight: int, num_sites: int, *, name: str) -> int:
+    """What stands in lane 0 for a factor of an update: times its weight, exactly, as an unsigned 64-bit number.
+
+    Raises:
+        BadUpdate: it is not finite, or so large that the sum of so many sites could overflow.
+    """
+    most = (2**63 - 1) // num_sites
+    level = round(Fraction(factor) * weight / Fraction(FACTOR_UNIT)) if math.isfinite(factor) else most + 1
+    if abs(level) > most:
+        raise _beyond("", name, factor, f"at most {most * FACTOR_UNIT / weight:g} at weight {weight}")
+    return level % 2**64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +284,7 @@ class Counted:
     weight: int
     clipped: int
     metrics: Mapping[str, tuple[float, float]]
+    factors: tuple[float, ...] = ()  # each times the weight
 
 
 def read_counters(terms: Terms, values: Sequence[int]) -> Counted:
@@ -273,7 +294,9 @@ def read_counters(terms: Terms, values: Sequence[int]) -> Counted:
         BadUpdate: no sum of inputs that keep their bounds: a site sent another one than it should.
     """
     signed = [value - 2**64 if value >= 2**63 else value for value in values]
-    weight, clipped, *rest = signed
+    num_metrics = 2 * len(terms.metrics)
+    weight, clipped, *rest = signed[: _FIXED + num_metrics]
+    factors = tuple(value * FACTOR_UNIT for value in signed[_FIXED + num_metrics :])
     if not terms.plan.parameters.threshold <= weight <= terms.num_sites * terms.max_weight:
         raise _beyond("", "weight", weight, f"at most {terms.num_sites * terms.max_weight}")
     if not 0 <= clipped <= terms.num_sites * terms.max_clipped:
@@ -284,7 +307,7 @@ def read_counters(terms: Terms, values: Sequence[int]) -> Counted:
         for name, (total, count) in zip(terms.metrics, pairs, strict=True)
         if count > 0
     }
-    return Counted(weight=weight, clipped=clipped, metrics=metrics)
+    return Counted(weight=weight, clipped=clipped, metrics=metrics, factors=factors)
 
 
 def _beyond(site: str, field: str, value: float, bound: object) -> BadUpdate:

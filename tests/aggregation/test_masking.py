@@ -10,6 +10,15 @@ from atoll.aggregation.strategy import require_regions_allowed, resolve
 from atoll.wire.errors import ConfigError
 from atoll.wire.job import Job, parse_job
 
+GROUPED = {
+    "kind": "hierarchical",
+    "label": "region",
+    "groups": ["north", "south"],
+    "rounds": 1,
+    "inner": {"kind": "rounds", "min": 3},
+}
+BUCKETS = {"kind": "bucketing", "size": 3, "inner": {"kind": "median"}}
+
 
 def job(*, strategy: dict[str, Any] | None = None, fewest: int = 3, **more: Any) -> Job:
     section = {"schedule": {"kind": "rounds", "min": 3}, **(strategy or {})}
@@ -30,6 +39,14 @@ def job(*, strategy: dict[str, Any] | None = None, fewest: int = 3, **more: Any)
         {"buffers": "local"},
         {"kind": "fedbuff", "schedule": {"kind": "buffered", "min": 3, "k": 3}},
         {"schedule": {"kind": "every_steps", "min": 3, "steps": 6}},
+        {"schedule": {"kind": "every_steps", "min": 3, "steps": 6, "fragments": 3}},
+        {"schedule": {"kind": "every_steps", "min": 3, "steps": 6, "alpha": 0.5}},
+        {"schedule": GROUPED},
+        {"rule": {"kind": "fednova"}},
+        {"reducer": {"kind": "norm_bound", "norm": 1.0}},
+        {"reducer": {"kind": "centered_clipping", "radius": 1.0}},
+        {"reducer": BUCKETS},
+        {"schedule": {"kind": "rounds", "min": 15}, "reducer": {**BUCKETS, "inner": {"kind": "krum", "faulty": 1}}},
     ],
     ids=str,
 )
@@ -48,11 +65,8 @@ def test_what_runs_masked(strategy: dict[str, Any]) -> None:
                 ("krum", {"faulty": 0}),
                 ("multi_krum", {"faulty": 0}),
                 ("bulyan", {"faulty": 0}),
-                ("geometric_median", {}),
-                ("centered_clipping", {"radius": 1.0}),
-                ("norm_bound", {"norm": 1.0}),
                 ("fltrust", {"trusted": "site-1"}),
-                ("bucketing", {"inner": {"kind": "median"}}),
+                ("qfedavg", {"lr": 0.1}),
             )
         ),
         *(
@@ -61,23 +75,29 @@ def test_what_runs_masked(strategy: dict[str, Any]) -> None:
         ),
         ({"download": {"kind": "int8"}}, "a coded version is another one"),
         ({"buffers": "first"}, "the buffers of one site"),
-        ({"rule": {"kind": "fednova"}}, "needs more digits"),
-        ({"schedule": {"kind": "rounds", "min": 3, "quorum": 2}}, "raise min and quorum"),
-        ({"schedule": {"kind": "every_steps", "min": 3, "steps": 6, "fragments": 3}}, "sums of fragments"),
         ({"schedule": {"kind": "cyclic"}}, "a turn is of one site"),
         ({"schedule": {"kind": "gossip", "zone": "reef", "min": 3}}, "hand whole models to their neighbours"),
+        *(
+            ({"reducer": reducer}, "two of those can show the update of one site")
+            for reducer in (
+                {"kind": "geometric_median"},
+                {"kind": "geometric_median", "iterations": 1},
+                {"kind": "centered_clipping", "radius": 1.0, "iterations": 2},
+            )
+        ),
+        ({"reducer": {"kind": "bucketing", "inner": {"kind": "median"}}}, "raise size to fewest_survivors"),
         (
             {
-                "schedule": {
-                    "kind": "hierarchical",
-                    "label": "region",
-                    "groups": ["north", "south"],
-                    "rounds": 1,
-                    "inner": {"kind": "rounds", "min": 3},
-                }
+                "schedule": {"kind": "rounds", "min": 13},
+                "reducer": {"kind": "bucketing", "size": 3, "inner": {"kind": "krum", "faulty": 1}},
             },
-            "sessions of the groups",
+            "so few of them are too few for the reducer inside",
         ),
+        (
+            {"reducer": {"kind": "bucketing", "size": 3, "inner": {"kind": "qfedavg", "lr": 0.1}}},
+            "the server learns the sum",
+        ),
+        ({"schedule": GROUPED, "reducer": BUCKETS}, "buckets of groups have no sessions"),
     ],
     ids=str,
 )
@@ -89,11 +109,19 @@ def test_what_is_refused_says_why(strategy: dict[str, Any], reason: str) -> None
     resolve(parse_job(table))  # without masks it runs
 
 
-def test_regions_are_refused() -> None:
-    with pytest.raises(ConfigError, match="sessions below a region"):
-        require_regions_allowed(job(), ["north"])
+def test_regions_have_sessions_of_their_own() -> None:
+    require_regions_allowed(job(fewest=5), ["north"])
+    with pytest.raises(ConfigError, match="needs each update by itself"):
+        require_regions_allowed(job(strategy={"reducer": BUCKETS}), ["north"])
 
 
-def test_more_survivors_than_a_round_closes_with_are_refused() -> None:
-    with pytest.raises(ConfigError, match="of at least 5 sites"):
-        resolve(job(fewest=5))
+def test_more_survivors_than_a_round_closes_with_are_refused_where_no_region_is() -> None:
+    resolve(job(fewest=5))
+    with pytest.raises(
+        ConfigError, match=r"of at least 5 sites.*: a round may close with fewer .*raise min and quorum"
+    ):
+        require_regions_allowed(job(fewest=5), [])
+    quorum = {"schedule": {"kind": "rounds", "min": 3, "quorum": 2}}
+    with pytest.raises(ConfigError, match="raise min and quorum"):
+        require_regions_allowed(job(strategy=quorum), [])
+    require_regions_allowed(job(), [])

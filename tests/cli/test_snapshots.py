@@ -65,16 +65,16 @@ def test_how_a_masked_round_was_protected_is_shown() -> None:
     snapshot = _snapshot()
     snapshot.rounds[-1].secure.CopyFrom(
         SecureRecord(
-            threat="active", num_sites=4, threshold=3, num_corrupt=1, fewest_survivors=3, sessions=2,
+            threat="active", num_sites=4, threshold=3, num_corrupt=1, fewest_survivors=3, sessions=2, parts=2,
             dropped=["lakeside"], liars={"st-mary": "revealed another share than it was given"},
         )
     )  # fmt: skip
     assert run_record(snapshot)["rounds"][0]["secure"] == {
-        "threat": "active", "sites": 4, "threshold": 3, "corrupt": 1, "fewest_survivors": 3, "sessions": 2,
+        "threat": "active", "sites": 4, "threshold": 3, "corrupt": 1, "fewest_survivors": 3, "sessions": 2, "parts": 2,
         "dropped": ["lakeside"], "liars": {"st-mary": "revealed another share than it was given"},
     }  # fmt: skip
     shown = "\n".join(lines(snapshot))
-    assert "masked in round 1: sum of 3 of 4 sites, at least 3; 3 shares rebuild a secret" in shown
+    assert "masked in round 1: 2 sums of 3 of 4 sites, at least 3; 3 shares rebuild a secret" in shown
     assert "holds against a server that lies with up to 1 sites on its side; 2 sessions" in shown
     assert "dropped out of the sum: lakeside" in shown
     assert "st-mary revealed another share" in shown

@@ -72,7 +72,7 @@ def test_masked_rounds_make_the_model_of_plain_ones(five: Federation) -> None:
         assert (one["weight"], one["sites"], one["missing"]) == (other["weight"], 5, {})
         assert abs(one["train"]["loss"] - other["train"]["loss"]) < 1e-3
         assert one["secure"] == {
-            "threat": "active", "sites": 5, "threshold": 3, "corrupt": 0, "fewest_survivors": 3, "sessions": 1,
+            "threat": "active", "sites": 5, "threshold": 3, "corrupt": 0, "fewest_survivors": 3, "sessions": 1, "parts": 1,
             "dropped": [], "liars": {},
         }  # fmt: skip
         assert one["bytes_up"] <= 1.01 * other["bytes_up"] + 5 * 64
@@ -145,3 +145,29 @@ def test_a_site_killed_in_a_phase_and_back(
     assert state["status"] == "finished", f"{state}\n{five.logs()}"
     require_close(five.model(run), plain_model)
     assert state["rounds"][0]["secure"]["dropped"] == []
+
+
+FRAGMENTS = ('kind = "rounds", ', 'kind = "every_steps", steps = 4, fragments = 2, ')
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    ("strategy", "schedule"),
+    [
+        ('kind = "fedavg"\nreducer = { kind = "norm_bound", norm = 0.05 }', ("", "")),
+        ('kind = "fedavg"\nreducer = { kind = "centered_clipping", radius = 0.05 }', ("", "")),
+        ('kind = "fedavg"\nreducer = { kind = "bucketing", size = 5, inner = { kind = "median" } }', ("", "")),
+        ('kind = "fednova"', ("", "")),
+        ('kind = "fedavg"', FRAGMENTS),
+    ],
+    ids=["norm_bound", "centered_clipping", "bucketing", "fednova", "fragments"],
+)
+def test_other_strategies_make_the_model_of_plain_ones(
+    five: Federation, strategy: str, schedule: tuple[str, str]
+) -> None:
+    texts = [job(masked=masked, rounds=2, strategy=strategy).replace(*schedule) for masked in (True, False)]
+    if schedule == FRAGMENTS:
+        texts = [text.replace("epochs = 1, ", "") for text in texts]
+    masked, plain = (five.finish(text) for text in texts)
+    assert [one["weight"] for one in masked["rounds"]] == [one["weight"] for one in plain["rounds"]]
+    require_close(five.model(masked["run"]), five.model(plain["run"]), rounds=40)  # fednova: times its steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -43,15 +43,15 @@ class Tree:
     top: Federation = field(init=False)
     regions: dict[str, Federation] = field(default_factory=dict)
 
-    def make(self) -> None:
+    def make(self, regions: Iterable[str] = REGIONS, settings: str = "") -> None:
         self.top = Federation(self.root / "top", limits=LIMITS)
         self.top.root.mkdir()
         self.top.make()
         install_reducer(self.top.root / "installed")
         self.top.start_server()
         self.top.enrol_researcher()
-        for name in REGIONS:
-            self.add_region(name)
+        for name in regions:
+            self.add_region(name, settings=settings)
         self.top.sign()
 
     def add_region(self, name: str, upper: Federation | None = None, settings: str = "") -> Federation:

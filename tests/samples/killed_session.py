@@ -19,18 +19,18 @@ def die() -> None:
 
 def server(folder: Path, phase: str, nth: int) -> None:
     from atoll.server.main import run_server
-    from atoll.server.secure_rounds import SecureRounds
+    from atoll.server.secure_held import HeldSession
 
-    say_all, left = SecureRounds._say_all, nth
+    say_all, left = HeldSession._say_all, nth
 
-    def told(self: SecureRounds) -> None:
+    def told(self: HeldSession) -> None:
         nonlocal left
         left -= self._now.at.name == phase
         if left == 0:
             die()
         say_all(self)
 
-    SecureRounds._say_all = told  # type: ignore[method-assign]
+    HeldSession._say_all = told  # type: ignore[method-assign]
     run_server(folder)
 
 

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,10 @@ from atoll.privacy.secagg.fixed_point import Quantiser
 from atoll.privacy.secagg.masks import add_masks
 from atoll.privacy.secagg.messages import read_bitmap
 from atoll.privacy.secagg.site import Secrets, SiteState
-from atoll.server.events import UpdateAccepted
+from atoll.server.driver import RunDriver
+from atoll.server.events import Delegated, UpdateAccepted, encode_event
 from atoll.server.models import RunModels
-from atoll.server.plan import plan_of, work_of
+from atoll.server.plan import delegated_plan, plan_of, work_of
 from atoll.server.records import RunRow
 from atoll.server.secure_driver import SecureDriver
 from atoll.server.steps import Step, unobserved
@@ -87,6 +89,7 @@ class LightSite:
     own: Callable[[], Own]
     weight: int
     stops_at: Mapping[int, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
     lies: Callable[[pb.SecureAnswer], pb.SecureAnswer] = lambda answer: answer
     server: Server | None = None
     terms: Terms | None = None
@@ -164,13 +167,7 @@ class LightSite:
                 if not state.sharing:
                     sharing = read_bitmap(step.shares.sharing, terms.num_sites)
                     state = protocol.take_shares(plan, state, sharing, list(step.shares.items))
-                    lanes = [
-                        np.array(counters(terms, self.weight, {"loss": (self.weight * 0.5, self.weight)}), dtype="<u8"),
-                        levels_of(terms, self.name, self.trained, self.weight),
-                    ]
-                    for lane, masks in zip(lanes, protocol.masks(plan, state), strict=True):
-                        add_masks(lane, 0, masks)
-                    self.masked = b"".join(lane.tobytes() for lane in lanes)
+                    self.masked = self.mask(terms, state)
                     root = hashlib.sha256(self.masked).digest()
                     state = protocol.send_input(plan, state, root, self.key)
                 self.state = state
@@ -182,13 +179,31 @@ class LightSite:
                 self.state = protocol.unmask(plan, state, list(step.confirmations.confirmed), self.key)
                 return {"unmasked": self.state.unmasked}
 
+    def mask(self, terms: Terms, state: SiteState) -> bytes:
+        """The masked input: lane 0, then lane 1."""
+        lanes = [
+            np.array(counters(terms, self.weight, {"loss": (self.weight * 0.5, self.weight)}), dtype="<u8"),
+            levels_of(terms, self.name, self.trained, self.weight),
+        ]
+        for lane, masks in zip(lanes, protocol.masks(terms.plan, state), strict=True):
+            add_masks(lane, 0, masks)
+        return b"".join(lane.tobytes() for lane in lanes)
+
 
 class Server:
     """The driver of one run over a folder, from its start to a kill."""
 
     def __init__(
-        self, folder: Path, job: Job, sites: Mapping[str, LightSite], on_step: Callable[[Step, str], None] = unobserved
+        self,
+        folder: Path,
+        job: Job,
+        sites: Mapping[str, LightSite],
+        on_step: Callable[[Step, str], None] = unobserved,
+        *,
+        manifest: Manifest = MANIFEST,
+        delegated: Delegated | None = None,
     ) -> None:
+        self.manifest = manifest
         self.sites = sites
         self.bytes_up = 0
         self.dead = False
@@ -208,21 +223,22 @@ class Server:
             reason=None,
             submitted_at=datetime.now(UTC),
         )
-        row = self.store.create_run(row, manifest=MANIFEST.encode(), request="r")
-        self.models = RunModels(folder / "models", RUN, MANIFEST)
+        first = [] if delegated is None else [encode_event(delegated)]
+        row = self.store.create_run(row, manifest=self.manifest.encode(), request="r", events=first)
+        self.models = RunModels(folder / "models", RUN, self.manifest)
         self.models.prepare()
         if not self.models.has(0):
             with self.models.create(0, {}) as out:
-                out[:] = bytes(MANIFEST.num_bytes)
+                out[:] = bytes(self.manifest.num_bytes)
         stages = Strategies(job)
-        self.driver = SecureDriver(
-            upload=self.upload,
+        made: Any = RunDriver if job.secure_aggregation is None else partial(SecureDriver, upload=self.upload)
+        self.driver: Any = made(
             row=row,
             job=job,
-            plan=plan_of(job),
-            pipeline=work_of(row, job, stages, MANIFEST, self.models),
+            plan=plan_of(job) if delegated is None else delegated_plan(job, delegated),
+            pipeline=work_of(row, job, stages, self.manifest, self.models),
             models=self.models,
-            manifest=MANIFEST,
+            manifest=self.manifest,
             store=self.store,
             around=self,
             keep_versions=9,
@@ -232,12 +248,12 @@ class Server:
         for site in sites.values():
             site.server = self
 
-    async def run(self) -> None:
-        """To the end of the run, with all sites there from the beginning."""
-        driving = asyncio.ensure_future(self.driver.drive())
+    async def begin(self) -> asyncio.Future[None]:
+        """The run under way, with all sites there from the beginning."""
+        driving: asyncio.Future[None] = asyncio.ensure_future(self.driver.drive())
         await self.driver.started()
         for site in self.sites.values():
-            self.driver.tell(Joined(site=site.name, max_weight=site.weight, labels={}))
+            self.driver.tell(self.joined(site))
             if site.name in self.driver.state.members:
                 self.driver.resend_tasks(site.name)
 
@@ -245,6 +261,14 @@ class Server:
             self.driver.nobody_left_to_ask()
 
         self.driver.tell(None, all_are_there)
+        return driving
+
+    def joined(self, site: LightSite) -> Joined:
+        return Joined(site=site.name, max_weight=site.weight, labels=site.labels)
+
+    async def run(self) -> None:
+        """To the end of the run."""
+        driving = await self.begin()
         try:
             async with asyncio.timeout(30):
                 await driving
@@ -254,7 +278,8 @@ class Server:
 
     @property
     def record(self) -> runs_pb2.RoundRecord:
-        return self.driver.summary.snapshot().rounds[-1]
+        found: runs_pb2.RoundRecord = self.driver.summary.snapshot().rounds[-1]
+        return found
 
     def model(self, version: int = 1) -> NDArray[np.float64]:
         """The values of a version in the order of the flat vector."""
@@ -263,7 +288,7 @@ class Server:
         return np.concatenate(
             [
                 np.frombuffer(data[spec.offset : spec.offset + spec.num_bytes], dtype=spec.dtype).astype(np.float64)
-                for spec in MANIFEST
+                for spec in self.manifest
             ]
         )
 

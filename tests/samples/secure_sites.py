@@ -20,10 +20,11 @@ from atoll.aggregation.encode import encode_update
 from atoll.aggregation.layout import UpdateLayout, update_layout
 from atoll.aggregation.rounding import Rounding
 from atoll.aggregation.strategy import resolve
+from atoll.client.party import Agreed, Party
 from atoll.client.private_update import Facts, PrivateUpdate
 from atoll.client.revealed import RevealedBook
 from atoll.client.sealed import Sealer
-from atoll.client.secure_session import Agreed, Party, SecureSession
+from atoll.client.secure_session import SecureSession
 from atoll.cluster.masking import mask_update
 from atoll.cluster.messages import Mask, Masked
 from atoll.privacy.secagg import aggregator
@@ -322,7 +323,8 @@ def sent(site: Site, server: Server) -> list[int]:
         exact_masks=[],
         masks=[],
         bits=server.terms.bits,
-        scale=server.terms.scale * (site.weight / MAX_WEIGHT),
+        scale=server.terms.scale,
+        share=site.weight / MAX_WEIGHT,
         bound=server.terms.section.bound,
     )
     site.mask(order)

@@ -28,7 +28,7 @@ from atoll.server.messages import task_message
 from atoll.server.models import RunModels
 from atoll.server.pipeline import Pipeline
 from atoll.server.plan import delegated_plan
-from atoll.server.regions import is_region, joined_event
+from atoll.server.regions import is_region, joined_event, require_sessions
 from atoll.server.round import Round, Update
 from atoll.server.run import advance, begin, outstanding, replay
 from atoll.server.run_state import (
@@ -46,7 +46,7 @@ from atoll.server.sessions import Session
 from atoll.server.validate import Standing, standing_of
 from atoll.transport.hello import OF_A_SITE, OURS, make_hello
 from atoll.wire import control_pb2 as pb
-from atoll.wire.errors import BadUpdate, Malformed
+from atoll.wire.errors import BadUpdate, ConfigError, Malformed
 from atoll.wire.job import Job, parse_job
 from atoll.wire.manifest import Manifest
 from atoll.wire.tensors import write_state
@@ -389,3 +389,16 @@ def test_the_end_comes_from_above(outcome: str) -> None:
     actions = run.tell(EndedAbove(outcome=outcome, reason="" if outcome == "finished" else "as it is"))
     assert [a.outcome for a in actions if isinstance(a, EndRun)] == [Outcome(outcome)]
     assert run.state.phase is Phase.ENDED
+
+
+def test_a_region_whose_rounds_may_be_smaller_than_a_masked_sum_declines() -> None:
+    table = {"job": {"name": "a", "app": "a", "rounds": 1}, "privacy": {"secure_aggregation": {}}}
+    manifest = Manifest.build([("w", "float32", (8,), "parameter")])
+    require_sessions(parse_job(table), manifest, fewest=5)
+    with pytest.raises(ConfigError, match=r"upstream\.min_sites .*close with 4 updates.*no sum of fewer than 5"):
+        require_sessions(parse_job(table), manifest, fewest=4)
+    integers = Manifest.build([("w", "float32", (8,), "parameter"), ("n", "int64", (), "buffer")])
+    with pytest.raises(ConfigError, match="buffers = local"):
+        require_sessions(parse_job(table), integers, fewest=5)
+    del table["privacy"]
+    require_sessions(parse_job(table), integers, fewest=1)

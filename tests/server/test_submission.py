@@ -9,7 +9,7 @@ from atoll.aggregation.strategy import resolve
 from atoll.server.settings import ServerSettings
 from atoll.server.submission import read_submission
 from atoll.wire import runs_pb2
-from atoll.wire.errors import BadManifest
+from atoll.wire.errors import BadManifest, ConfigError
 from atoll.wire.job import Job, parse_job
 from atoll.wire.manifest import Manifest
 
@@ -50,3 +50,18 @@ def test_the_lanes_of_the_jobs_rule_are_taken(kind: str) -> None:
 def test_others_are_refused(kind: str, manifest: Manifest, words: str) -> None:
     with pytest.raises(BadManifest, match=words):
         read_submission(request(kind, manifest), SETTINGS)
+
+
+def test_a_masked_job_of_few_regions_is_taken_and_a_session_that_cannot_be_is_not() -> None:
+    masked = {
+        "job": {"name": "x", "app": "x", "rounds": 1},
+        "strategy": {"schedule": {"kind": "rounds", "min": 2}, "buffers": "local"},
+        "privacy": {"secure_aggregation": {"fewest_survivors": 3}},
+    }
+    asked = request("fedavg", MODEL)
+    asked.job = parse_job(masked).canonical()
+    read_submission(asked, SETTINGS)  # a region may have sessions of three
+    masked["privacy"]["secure_aggregation"]["corrupt"] = 0.9  # type: ignore[index]
+    asked.job = parse_job(masked).canonical()
+    with pytest.raises(ConfigError, match="over 3 sites: against 2 corrupt sites 5 shares are needed"):
+        read_submission(asked, SETTINGS)

@@ -339,6 +339,11 @@ MESSAGES: dict[str, Message] = {
             liars={"site-3": "revealed another share than it was given"},
         ),
     ),
+    "round_record_parts": runs_pb2.RoundRecord(
+        round=12, version=1, num_sites=9, secure=secure_pb2.SecureRecord(
+            threat="active", num_sites=9, threshold=3, num_corrupt=0, fewest_survivors=3, sessions=1, parts=3,
+        ),
+    ),
     "transfer_status": transfer_pb2.TransferStatus(received_bytes=8192, complete=True),
 }  # fmt: skip
 

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.privacy.secagg.agreement import Counted, Opening, Own, Terms, agree, counters, read_counters
+from atoll.privacy.secagg.agreement import (
+    FACTOR_UNIT,
+    Counted,
+    Opening,
+    Own,
+    Terms,
+    agree,
+    counted_factor,
+    counters,
+    read_counters,
+)
 from atoll.wire.errors import BadUpdate, ConfigError, Malformed, NotAllowed, Stale
 from atoll.wire.job import parse_job
 from atoll.wire.members_pb2 import ACTIVE, REVOKED, Member, MemberList
@@ -171,3 +181,28 @@ def test_the_quantum_is_that_of_the_scale() -> None:
     assert terms().scale * terms().quantum == pytest.approx(1)
     assert terms(bound=2.0).quantum * 4 == terms().quantum
     assert terms(bits=16).quantum > terms().quantum
+
+
+def test_factors_stand_after_the_metrics_and_change_the_plan() -> None:
+    plain = agree(opening(), own())
+    found = agree(opening(), replace(own(), num_factors=2))
+    assert found.plan.lanes[0].num_values == plain.plan.lanes[0].num_values + 2
+    assert found.plan.hash != plain.plan.hash
+    one = counters(found, 10, {"loss": (5.0, 10.0)})
+    assert one[-2:] == [0, 0], "their worker puts them in"
+    one[-2], one[-1] = (counted_factor(factor, 10, 5, name="steps") for factor in (0.75, -3.5))
+    other = counters(found, 30, {"loss": (9.0, 30.0)})
+    other[-2], other[-1] = (counted_factor(factor, 30, 5, name="steps") for factor in (1 / 3, 0.0))
+    counted = read_counters(found, [(a + b) % 2**64 for a, b in zip(one, other, strict=True)])
+    assert counted.factors[0] == pytest.approx(17.5, rel=1e-12)
+    assert counted.factors[1] == -35.0
+    assert (counted.weight, counted.metrics) == (40, {"loss": (14.0, 40.0)})
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("inf"), -(2.0**23)])
+def test_a_factor_that_could_overflow_is_refused(factor: float) -> None:
+    with pytest.raises(BadUpdate, match=r"fednova\.steps is .*, wanted at most") as caught:
+        counted_factor(factor, 600, 5, name="fednova.steps")
+    assert caught.value.field == "fednova.steps"
+    largest = ((2**63 - 1) // 5) * FACTOR_UNIT / 600
+    assert counted_factor(largest / 2, 600, 5, name="fednova.steps") < 2**63
