@@ -244,12 +244,14 @@ class Relay:
                 await held.put((free_s + link.delay_s, data))
         except OSError:
             pass
-        finally:
-            await held.put((0.0, b""))
-            with suppress(OSError):
-                await writing
-            if direction not in connection.silent:  # of a half-open connection neither end learns anything
-                sink.close()
+        except asyncio.CancelledError:  # the relay ends: what a slow link still holds is nobody's
+            writing.cancel()
+            raise
+        await held.put((0.0, b""))
+        with suppress(OSError):
+            await writing
+        if direction not in connection.silent:  # of a half-open connection neither end learns anything
+            sink.close()
 
     async def _deliver(
         self,
