@@ -78,11 +78,11 @@ class Work:
     async def agreed(self) -> Agreed:
         return self.site.agreed
 
-    async def mask(self, order: Mask) -> Masked:
+    async def mask(self, request: Mask) -> Masked:
         self.tries += 1
         if self.tries <= self.full:
-            raise DiskFull(f"{order.out_path}: no room for the update")
-        return self.site.mask(order)
+            raise DiskFull(f"{request.out_path}: no room for the update")
+        return self.site.mask(request)
 
 
 class Tasks:

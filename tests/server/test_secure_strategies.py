@@ -245,7 +245,7 @@ REGIONS = {"north": ["a", "b", "c"], "south": ["d", "e", "f", "g"]}
 )
 def test_a_region_sends_the_sum_of_its_own_session_up(tmp_path: Path, parts: Mapping[str, Any]) -> None:
     strategy = {"schedule": {"kind": "rounds", "min": 2}, **parts}
-    models = {}
+    models, most = {}, 0.0
     for masked in (True, False):
         top, below = tree(tmp_path / str(masked), job_of(strategy, masked=masked, rounds=2), REGIONS)
         asyncio.run(top.play())
