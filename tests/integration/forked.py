@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import multiprocessing
 import os
 import runpy
 import signal
@@ -19,12 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-_LOADED = ("torch._dynamo", "atoll.cli.app", "atoll.server.main", "atoll.client.region", "atoll.cluster.describe")
-
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # as the `atoll` command does before it loads gRPC
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(list(_LOADED))
+from samples.fork_server import LOADED, fork_server
 
 
 class Started(Protocol):
@@ -46,7 +40,9 @@ class Forked:
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], out: Path, err: Path) -> None:
         """`arguments` as for exec: Python, and a file or `-m` and a module. Appends to `out` and `err`."""
-        self._process = _context.Process(target=_become, args=([*arguments], {**environment}, out, err), daemon=True)
+        self._process = fork_server().Process(
+            target=_become, args=([*arguments], {**environment}, out, err), daemon=True
+        )
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -79,7 +75,7 @@ class Forked:
 
 def _become(arguments: list[str], environment: dict[str, str], out: Path, err: Path) -> None:
     """Be what `exec` of these arguments would have become."""
-    missing = [name for name in _LOADED if name not in sys.modules]
+    missing = [name for name in LOADED if name not in sys.modules]
     assert not missing, f"the fork server has not loaded {missing}"
     gc.freeze()
     os.environ.clear()

@@ -6,7 +6,6 @@ four of them costs milliseconds.
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
+from samples.fork_server import fork_server
 from samples.parallel_models import Spread
 from torch import Tensor, nn
 
@@ -159,9 +159,7 @@ class World:
     """Four processes."""
 
     def __init__(self, num_processes: int = 4) -> None:
-        context = multiprocessing.get_context("forkserver")
-        # What takes seconds; not this module, since that process knows nothing of pytest's paths.
-        context.set_forkserver_preload(["atoll.cluster.parallel.open_spread", "torch._dynamo"])
+        context = fork_server()
         self._folder = tempfile.TemporaryDirectory(prefix="atoll-world-")
         self._ends: list[Connection] = []
         self._processes: list[ForkServerProcess] = []
