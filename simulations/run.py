@@ -68,7 +68,6 @@ class SimulatedRun:
         step_s: Mapping[str, float],
         labels: Labels,
         dropouts: Dropouts,
-        version_bytes: int,
         on_round: OnRound,
         show: Callable[[RunSnapshot], None] | None,
     ) -> None:
@@ -76,7 +75,6 @@ class SimulatedRun:
         Args:
             step_s: simulated seconds of an optimizer step, by site: those that take part, in the order of their joining.
             dropouts: which tasks come to nothing.
-            version_bytes: of a version on its way to a site.
             on_round: called once for each committed round, when its evaluations are in.
             show: called with the run as it stands, a few times a second.
         """
@@ -86,7 +84,7 @@ class SimulatedRun:
         self._plan, self._pipeline, self._versions, self._engine = plan, pipeline, versions, engine
         self._step_s, self._labels, self._dropouts = step_s, labels, dropouts
         self._on_round, self._show = on_round, show
-        self._version_bytes, self._fragments = version_bytes, engine.fragments
+        self._fragments = engine.fragments
         self._timers: dict[str, int] = {}  # those that are set, by the number of the setting
         self._settings = 0
         self._update = memoryview(b"")  # the one that came last
@@ -262,7 +260,7 @@ class SimulatedRun:
             return
         self._has[task.site] = version
         part = part_of_version(self._fragments, version) if had == version - 1 else None
-        self._bytes = (self._bytes[0], self._bytes[1] + (part.num_bytes if part else self._version_bytes))
+        self._bytes = (self._bytes[0], self._bytes[1] + (part.num_bytes if part else self._versions.bytes_of(version)))
 
     def _arm(self, name: str, after_s: float) -> None:
         self._timers.pop(name, None)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.cluster.app import App
-from atoll.cluster.messages import Evaluate, Part, Prepare, Train, Trained
+from atoll.cluster.messages import Evaluate, Prepare, Train, Trained
 from atoll.cluster.open_session import Loaded, open_session
 from atoll.cluster.registry import MEND_APP, failure_of
 from atoll.cluster.rounding_secret import reproducible_secret
@@ -44,9 +44,9 @@ class _LeanSession(RunSession):
     recent: dict[str, Any] = field(default_factory=dict)
 
     @contextmanager
-    def _open_base(self, path: Path, mix: Sequence[Part] = ()) -> Iterator[ModelFile]:
-        assert not mix  # gossip is refused
-        yield self.bases(path.name)
+    def _open_base(self, request: Train | Evaluate, *, mixes: bool = True) -> Iterator[ModelFile]:
+        assert not request.mix  # gossip is refused
+        yield self.bases(Path(request.base_path).name)
 
     def _load(self, base: ModelFile, kept: Kept) -> None:
         if self.transient or self.layout.absent:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from atoll.aggregation.download import Download
 from atoll.aggregation.lanes import run_manifest
 from atoll.aggregation.reducers.append import Append
 from atoll.aggregation.schedules.gossip import Gossip
@@ -155,9 +154,9 @@ class _World:
         strategy, parameters = resolve(job), job.strategy.parameters or "all"
         frozen = frozen_of(model) if parameters == "trainable" else ()
         self._manifest = run_manifest(manifest_of(model, parameters, frozen), strategy.lanes, strategy.local)
-        download = Download(self._manifest, strategy.download, job.job.seed) if strategy.download else None
+        stages = Strategies(job)
         self._job = job
-        self._versions = Versions(folder, "", self._manifest, download)
+        self._versions = Versions(folder, "", self._manifest, stages.downloads(self._manifest, job.job.seed))
         with self._versions.create(0, {}) as data:
             write_state(self._manifest, model, data)
         self._engine = SequentialEngine(
@@ -176,9 +175,8 @@ class _World:
             seed=job.job.seed,
             manifest=self._manifest,
             models=self._versions,
-            stages=Strategies(job),
+            stages=stages,
         )
-        self._version_bytes = download.num_bytes if download else self._manifest.num_bytes
 
     def play(
         self,
@@ -213,7 +211,6 @@ class _World:
             step_s=step_s,
             labels=labels,
             dropouts=dropouts,
-            version_bytes=self._version_bytes,
             on_round=keep,
             show=show,
         )

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from atoll.aggregation.by_round import ByRound
 from atoll.aggregation.download import Download
 from atoll.aggregation.layout import UpdateLayout
 from atoll.aggregation.optimizer_state import OptimizerState
@@ -37,10 +38,9 @@ class Versions(RunModels):
     `folder` is used by reducers that keep all updates of a round, and by nothing else.
     """
 
-    def __init__(self, folder: Path, run: str, manifest: Manifest, download: Download | None) -> None:
-        super().__init__(folder, run, manifest, download)
+    def __init__(self, folder: Path, run: str, manifest: Manifest, downloads: ByRound[Download | None]) -> None:
+        super().__init__(folder, run, manifest, downloads)
         self._layout_of = manifest
-        self._codec = download
         self._whole: dict[_Form, bytearray] = {}
         self._metadata: dict[_Form, dict[str, str]] = {}
         self._optimizers: dict[_Form, OptimizerState] = {}
@@ -70,10 +70,14 @@ class Versions(RunModels):
         """The version as sites begin with it and judge it: what the codec of downloads leaves of it; made once."""
         if (version, branch) not in self._at_sites:
             whole = self.open(version, branch)
-            self._at_sites[version, branch] = (
-                whole if self._codec is None else self._decoded(self._codec, version, branch)
-            )
+            codec = self.download_of(version)
+            self._at_sites[version, branch] = whole if codec is None else self._decoded(codec, version, branch)
         return self._at_sites[version, branch]
+
+    def bytes_of(self, version: int) -> int:
+        """Length of a version on its way to a site."""
+        codec = self.download_of(version)
+        return self._layout_of.num_bytes if codec is None else codec.num_bytes
 
     def named(self, path: str) -> ModelFile:
         """The version that `site_path` or `server_path` gave this path."""

@@ -226,7 +226,8 @@ class Job(Strict):
         """
         stages = [Stage(from_round=1, job=self)]
         for override in self.control.override if self.control is not None else ():
-            table = changed(stages[-1].job.model_dump(exclude_none=True), override.app, override.strategy)
+            table = stages[-1].job.model_dump(exclude_none=True)
+            table = changed(table, override.app, override.strategy, override.evaluation or {})
             stages.append(Stage(from_round=override.from_round, job=Job.model_validate(table)))
         return tuple(stages)
 
