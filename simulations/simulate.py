@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,30 +20,26 @@ from atoll.aggregation.reducers.append import Append
 from atoll.aggregation.schedules.gossip import Gossip
 from atoll.aggregation.stages import Strategies
 from atoll.aggregation.strategy import Strategy, resolve
-from atoll.client.first_version import app_entry
-from atoll.client.people import PersonSettings, Place, default_home, load_settings
-from atoll.cluster.app import App, build_app, build_model
+from atoll.cluster.app import App, build_model
 from atoll.cluster.device import choose_device, set_up_torch
-from atoll.cluster.registry import hash_distribution, load_app
 from atoll.server.pipeline import Pipeline
 from atoll.server.plan import plan_of
 from atoll.server.records import RunRow
 from atoll.server.run_state import RunState
 from atoll.simulations.clock import Speeds
 from atoll.simulations.dropouts import Dropouts
+from atoll.simulations.opening import app_of, located_job, sites_of
 from atoll.simulations.results import MODEL_FILE, Result, RoundResult, RoundsFile, write_model
 from atoll.simulations.run import Labels, SimulatedRun
 from atoll.simulations.sequential import SequentialEngine
-from atoll.simulations.sites import OwnDataSites, Partition, PartitionedSites, Sites
+from atoll.simulations.sites import Partition, Sites
 from atoll.simulations.versions import Versions
 from atoll.wire.errors import ConfigError
-from atoll.wire.job import Job, load_job, located, parse_job
+from atoll.wire.job import Job
 from atoll.wire.model_file import ModelFile
 from atoll.wire.runs_pb2 import RoundRecord, RunSnapshot
 from atoll.wire.tensors import frozen_of, manifest_of, write_state
 
-DEFAULT_SITES = 10
-SITE = "{site}"
 MEMORY_FOLDER = Path("/dev/shm")  # Linux: files in it are memory, and syncing them costs nothing
 ROOM_FACTOR = 8  # models a site: two rounds of a few states each
 
@@ -57,7 +53,7 @@ def simulate(
     server_source: Mapping[str, Any] | None = None,
     partition: Partition | None = None,
     speeds: Speeds | None = None,
-    labels: Labels | None = None,
+    labels: Labels | Callable[[Sequence[str]], Labels] | None = None,
     dropouts: Dropouts | None = None,
     rounding_seed: int = 0,
     out: Path | str | None = None,
@@ -80,7 +76,7 @@ def simulate(
         server_source: the same for what the server judges by, where sites have sources of their own.
         partition: how the training data is spread; evenly at random where None.
         speeds: how long the sites take; no simulated time passes where None.
-        labels: of each site, for schedules that go by them.
+        labels: of each site, for schedules that go by them; or what makes them of the names of the sites.
         dropouts: how likely a site brings nothing when it is asked; never where None.
         out: folder for rounds.jsonl and model.safetensors; nothing is written where None.
         on_round: called with each round when its metrics are in.
@@ -94,12 +90,12 @@ def simulate(
         LocalError: a file cannot be written, or a device is missing.
     """
     began_s = time.monotonic()
-    with _located(job) as parsed:
-        kind, settings = _app(parsed, app, home)
+    with located_job(job) as parsed:
+        kind, settings = app_of(parsed, app, home)
         source = settings.source(parsed.data_name) if source is None else source
         _require_simulated(parsed, resolve(parsed))
         with _torch_set_up_for(parsed) as device:
-            found = _sites(parsed, kind, sites, source, server_source, partition or Partition())
+            found = sites_of(parsed, kind, sites, source, server_source, partition or Partition())
             own = found.app(found.names[0])
             model = build_model(own, parsed.job.seed).to(device)
             with _scratch(len(found.names) * manifest_of(model).num_bytes) as folder:
@@ -107,7 +103,7 @@ def simulate(
                 return world.play(
                     began_s=began_s,
                     step_s=(speeds or Speeds()).step_seconds(found.names),
-                    labels=labels or {},
+                    labels=labels(found.names) if callable(labels) else labels or {},
                     dropouts=dropouts or Dropouts(),
                     out=None if out is None else Path(out),
                     on_round=on_round,
@@ -240,56 +236,6 @@ class _World:
         return self._versions.open(state.version)
 
 
-def _app(job: Job, app: type[App] | None, home: Path | None) -> tuple[type[App], PersonSettings]:
-    root = home or default_home()
-    place = Place(home=root, settings=load_settings(root))
-    if app is not None:
-        return app, place.settings
-    entry = app_entry(place, job.job.app)
-    return load_app(entry, hash_distribution(entry.distribution)), place.settings
-
-
-def _sites(
-    job: Job,
-    kind: type[App],
-    wanted: int | Mapping[str, Mapping[str, Any]] | None,
-    source: Mapping[str, Any],
-    server_source: Mapping[str, Any] | None,
-    partition: Partition,
-) -> Sites:
-    if not isinstance(wanted, Mapping):
-        if wanted is not None and wanted < 1:
-            raise ConfigError(f"sites = {wanted}: wanted 1 or more", key="sites", value=str(wanted), bound="1 or more")
-        names = site_names(job, wanted)
-        if not any(isinstance(value, str) and SITE in value for value in source.values()):
-            return PartitionedSites(build_app(kind, job.app, source), names, partition)
-        wanted = {name: _source_of(name, source) for name in names}
-    if not wanted:
-        raise ConfigError("sites = {}: a simulation needs one site or more", key="sites", bound="1 or more")
-    return OwnDataSites(kind, job.app, wanted, server_source)
-
-
-def _source_of(site: str, source: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value.replace(SITE, site) if isinstance(value, str) else value for key, value in source.items()}
-
-
-def site_names(job: Job, num_sites: int | None) -> list[str]:
-    """So many names: those that the job has, or site-1, site-2, ...
-
-    Raises:
-        ConfigError: the job names another number of sites.
-    """
-    named = list(job.job.sites)
-    if named and num_sites not in (None, len(named)):
-        raise ConfigError(
-            f"sites = {num_sites}, and job.sites names {len(named)}: leave one of them out",
-            key="sites",
-            value=str(num_sites),
-            bound=str(len(named)),
-        )
-    return named or [f"site-{number}" for number in range(1, (num_sites or DEFAULT_SITES) + 1)]
-
-
 def _row(job: Job) -> RunRow:
     return RunRow(
         run="simulation",
@@ -302,16 +248,6 @@ def _row(job: Job) -> RunRow:
         reason=None,
         submitted_at=datetime.now(UTC),
     )
-
-
-@contextmanager
-def _located(job: Job | Mapping[str, Any] | Path | str) -> Iterator[Job]:
-    """The job; an error in one that was read from a file names the line."""
-    if isinstance(job, Path | str):
-        with located(Path(job)):
-            yield load_job(Path(job))
-    else:
-        yield job if isinstance(job, Job) else parse_job(dict(job))
 
 
 @contextmanager

@@ -43,6 +43,7 @@ FROZEN = {
     "atoll server run": ["FOLDER"],
     "atoll simulate": [
         "--alpha",
+        "--classes",
         "--data",
         "--dropout",
         "--home",
@@ -51,6 +52,7 @@ FROZEN = {
         "--out",
         "--partition",
         "--partition-seed",
+        "--preview",
         "--server-data",
         "--shards",
         "--sites",
