@@ -1,4 +1,4 @@
-"""`atoll simulate`: a job with all its sites in this process."""
+"""`atoll simulate`: a job with all its sites on this machine."""
 
 from __future__ import annotations
 
@@ -70,6 +70,13 @@ def simulate(
             help="A label of the sites: its values, with commas between, are dealt to them in turn.",
         ),
     ] = None,
+    engine: Annotated[
+        str,
+        typer.Option("--engine", help="auto, sequential or processes: who does the sites' work. Results are the same."),
+    ] = "auto",
+    processes: Annotated[
+        int | None, typer.Option("--processes", min=1, show_default="one for each core", help="How many there are.")
+    ] = None,
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Folder for rounds.jsonl and model.safetensors.")
     ] = Path("simulation-out"),
@@ -132,6 +139,8 @@ def simulate(
             ),
             labels=lambda names: pairs.labels(label, names),
             dropouts=Dropouts(share=dropout, seed=partition_seed),
+            engine=engine,  # type: ignore[arg-type]  # as partition
+            processes=processes,
             out=out,
             show=show,
             home=home,

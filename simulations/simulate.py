@@ -1,4 +1,4 @@
-"""`atoll.simulate`: a job with all its sites in this process, by the same code as a deployment."""
+"""`atoll.simulate`: a job with all its sites on this machine, by the same code as a deployment."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from atoll.server.pipeline import Pipeline
 from atoll.server.plan import plan_of
 from atoll.server.records import RunRow
 from atoll.server.run_state import RunState
+from atoll.simulations import engine_choice
 from atoll.simulations.clock import Speeds
 from atoll.simulations.dropouts import Dropouts
+from atoll.simulations.engine import Kind
 from atoll.simulations.opening import app_of, located_job, sites_of
 from atoll.simulations.results import MODEL_FILE, Result, RoundResult, RoundsFile, write_model
 from atoll.simulations.run import Labels, SimulatedRun
@@ -56,12 +58,14 @@ def simulate(
     labels: Labels | Callable[[Sequence[str]], Labels] | None = None,
     dropouts: Dropouts | None = None,
     rounding_seed: int = 0,
+    engine: Kind = "auto",
+    processes: int | None = None,
     out: Path | str | None = None,
     on_round: Callable[[RoundResult], None] | None = None,
     show: Callable[[RunSnapshot], None] | None = None,
     home: Path | None = None,
 ) -> Result:
-    """Does a job's run with every site in this process.
+    """Does a job's run with every site on this machine.
 
     The model has the bytes of a deployment with the same job, site names, data per site, survivors and `rounding_seed`
     (`[reproducible]` of site.toml), on the same kind of machine.
@@ -78,6 +82,8 @@ def simulate(
         speeds: how long the sites take; no simulated time passes where None.
         labels: of each site, for schedules that go by them; or what makes them of the names of the sites.
         dropouts: how likely a site brings nothing when it is asked; never where None.
+        engine: "sequential", "processes", or "auto" for the faster one, as the run finds out. The result is the same.
+        processes: how many there are; one for each core where None.
         out: folder for rounds.jsonl and model.safetensors; nothing is written where None.
         on_round: called with each round when its metrics are in.
         show: called with the run as it stands, a few times a second.
@@ -99,8 +105,10 @@ def simulate(
             own = found.app(found.names[0])
             model = build_model(own, parsed.job.seed).to(device)
             with _scratch(len(found.names) * manifest_of(model).num_bytes) as folder:
+                wish = engine_choice.wished(engine, processes, parsed, device)
                 world = _World(parsed, found, own, model, folder, rounding_seed)
                 return world.play(
+                    wish,
                     began_s=began_s,
                     step_s=(speeds or Speeds()).step_seconds(found.names),
                     labels=labels(found.names) if callable(labels) else labels or {},
@@ -156,7 +164,7 @@ class _World:
         self._versions = Versions(folder, "", self._manifest, download)
         with self._versions.create(0, {}) as data:
             write_state(self._manifest, model, data)
-        self._engine = SequentialEngine(
+        self._sequential = SequentialEngine(
             job,
             sites,
             app=app,
@@ -178,6 +186,7 @@ class _World:
 
     def play(
         self,
+        wish: engine_choice.Wish,
         *,
         began_s: float,
         step_s: Mapping[str, float],
@@ -189,6 +198,7 @@ class _World:
     ) -> Result:
         """The run from beginning to end."""
         dropouts.require_sites(list(step_s))
+        engine = engine_choice.engine_for(wish, self._sequential, self._versions)
         rounds: list[RoundResult] = []
         file = RoundsFile(out) if out is not None else nullcontext()
 
@@ -205,7 +215,7 @@ class _World:
             plan=plan_of(self._job),
             pipeline=self._pipeline,
             versions=self._versions,
-            engine=self._engine,
+            engine=engine,
             step_s=step_s,
             labels=labels,
             dropouts=dropouts,
@@ -216,7 +226,9 @@ class _World:
         with file:
             try:
                 state = run.run()
+                name = engine.name
             finally:  # also on Ctrl-C: what is committed stays
+                engine.close()
                 if out is not None and run.state.version > 0:
                     write_model(out / MODEL_FILE, self._manifest, self._newest(run.state).map)
         return Result(
@@ -230,6 +242,7 @@ class _World:
             simulated_s=run.clock.now_s,
             wall_s=time.monotonic() - began_s,
             first_round_s=rounds[0].wall_s if rounds else None,
+            engine=name,
         )
 
     def _newest(self, state: RunState) -> ModelFile:
@@ -256,6 +269,8 @@ def _torch_set_up_for(job: Job) -> Iterator[torch.device]:
     num_threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     device = choose_device(job.training.device)
     set_up_torch(job.training, device)
+    if job.training.threads is None:  # part of the result, so the same for every engine
+        torch.set_num_threads(1)
     try:
         yield device
     finally:
