@@ -8,7 +8,7 @@ is on the disk (`SiteState`) and nowhere else, so a worker that was killed and s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -144,13 +144,13 @@ class RunSession:
         # The room is taken before the work is done: a full disk costs no training.
         layout = self.fragments.of_round(request.round).layout
         num_bytes = self.manifest.num_bytes if whole else layout.num_bytes
-        room = create_update(Path(request.out_path), num_bytes)
+        room = self._room(Path(request.out_path), num_bytes)
         carry = self.carried_over
         carried_over = carry.begin(request.round, request.counted_round) if carry else nullcontext()
         with self._open_base(request) as base, room as out, carried_over as carried:
             kept = self.state.load(request.round)
             self._load(base, kept)
-            self.pairing.resume(request.counted_round, views(self.manifest, base.map, writable=False))
+            self.pairing.resume(request.counted_round, self._views(base))
             self.own_model.begin(self._tensors(), kept, request.round)
             training.optimizer.begin_round(kept)
             outcome = train_locally(
@@ -191,7 +191,7 @@ class RunSession:
         """The difference of the site's own model to the base version; each site's counts the same."""
         with (
             self._open_base(request, mixes=False) as base,
-            create_update(Path(request.out_path), self.layout.num_bytes) as out,
+            self._room(Path(request.out_path), self.layout.num_bytes) as out,
         ):
             own = mixed_model(self.layout, request.mix)
             tensors = views(self.manifest, own.map, writable=False)
@@ -220,6 +220,13 @@ class RunSession:
             metrics |= personal.named(own)
         return Evaluated(key=request.key, metrics=metrics)
 
+    def forget(self, round_: int) -> None:
+        """Drop what a round has left: it was trained, and is not to have been. The one before it may be done again."""
+        self.state.forget(round_)
+        self.pairing.state.forget(round_)
+        if self.carried_over is not None:
+            self.carried_over.forget(round_)
+
     def _require_training(self) -> Training:
         if self.training is None:
             raise NotAllowed("this worker was prepared for evaluation only", site=self.site, run=self.run)
@@ -241,6 +248,18 @@ class RunSession:
             download.read(payload, data)
         view = memoryview(data).toreadonly()
         yield ModelFile(manifest=self.manifest, data_offset=0, num_bytes=len(data), map=view, metadata={})
+
+    def _room(self, path: Path, num_bytes: int) -> AbstractContextManager[memoryview]:
+        """Where an update of so many bytes is written."""
+        return create_update(path, num_bytes)
+
+    def _views(self, base: ModelFile) -> Mapping[str, Tensor]:
+        """The tensors of a version, by name; nothing may write to them."""
+        return views(self.manifest, base.map, writable=False)
+
+    def _crc32(self, out: memoryview) -> int:
+        """Of an update that is written, for its way to the server."""
+        return crc32_of(out)
 
     def _load(self, base: ModelFile, kept: Kept) -> None:
         """The base version's tensors, and in place of its local ones those that this site has kept.
@@ -276,7 +295,7 @@ class RunSession:
         rounding = Rounding(rounding_key(training.secret, round))
         encode_update(
             self.fragments.of_round(round).layout,
-            views(self.manifest, base.map, writable=False),
+            self._views(base),
             self._tensors() if trained is None else trained,
             out,
             rounding=rounding,
@@ -284,7 +303,7 @@ class RunSession:
             differences=self.pairing.differences(),
             carried=carried.carried if carried is not None else None,
         )
-        return crc32_of(out)
+        return self._crc32(out)
 
     def _leaves(self, round: int, training: Training) -> Kept:
         """What the round leaves for the next one, beside its personal model: copies where that one is yet to come."""
