@@ -54,6 +54,12 @@ def simulate(
     dropout: Annotated[
         float, typer.Option("--dropout", help="How likely a site brings nothing each time that it is asked: 0 to 1.")
     ] = 0.0,
+    session_dropout: Annotated[
+        float,
+        typer.Option(
+            "--session-dropout", help="How likely a site drops out of a session of secure aggregation: 0 to 1."
+        ),
+    ] = 0.0,
     label: Annotated[
         list[str] | None,
         typer.Option(
@@ -116,6 +122,7 @@ def simulate(
             ),
             labels=_labels(label, names),
             dropouts=Dropouts(share=dropout, seed=partition_seed),
+            session_dropouts=Dropouts(share=session_dropout, seed=partition_seed),
             out=out,
             show=show,
             home=home,

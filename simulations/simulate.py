@@ -31,6 +31,7 @@ from atoll.server.records import RunRow
 from atoll.server.run_state import RunState
 from atoll.simulations.clock import Speeds
 from atoll.simulations.dropouts import Dropouts
+from atoll.simulations.masked import MaskedWork
 from atoll.simulations.results import MODEL_FILE, Result, RoundResult, RoundsFile, write_model
 from atoll.simulations.run import Labels, SimulatedRun
 from atoll.simulations.sequential import SequentialEngine
@@ -59,6 +60,7 @@ def simulate(
     speeds: Speeds | None = None,
     labels: Labels | None = None,
     dropouts: Dropouts | None = None,
+    session_dropouts: Dropouts | None = None,
     rounding_seed: int = 0,
     out: Path | str | None = None,
     on_round: Callable[[RoundResult], None] | None = None,
@@ -82,6 +84,7 @@ def simulate(
         speeds: how long the sites take; no simulated time passes where None.
         labels: of each site, for schedules that go by them.
         dropouts: how likely a site brings nothing when it is asked; never where None.
+        session_dropouts: how likely a site drops out of a session of secure aggregation, in a phase drawn by lot.
         out: folder for rounds.jsonl and model.safetensors; nothing is written where None.
         on_round: called with each round when its metrics are in.
         show: called with the run as it stands, a few times a second.
@@ -103,7 +106,7 @@ def simulate(
             own = found.app(found.names[0])
             model = build_model(own, parsed.job.seed).to(device)
             with _scratch(len(found.names) * manifest_of(model).num_bytes) as folder:
-                world = _World(parsed, found, own, model, folder, rounding_seed)
+                world = _World(parsed, found, own, model, folder, rounding_seed, session_dropouts or Dropouts())
                 return world.play(
                     began_s=began_s,
                     step_s=(speeds or Speeds()).step_seconds(found.names),
@@ -127,9 +130,6 @@ def _require_simulated(job: Job, strategy: Strategy) -> None:
     if job.parallel is not None:
         text = "simulated sites have one process each; remove the table, or run the job in a federation"
         raise ConfigError(f"parallel: {text}", key="parallel")
-    if job.secure_aggregation is not None:
-        key = "privacy.secure_aggregation"
-        raise ConfigError(f"{key}: updates of a simulation go nowhere, so nothing is masked; remove [privacy]", key=key)
     if isinstance(strategy.schedule, Gossip):
         key = "strategy.schedule"
         text = f"{key} = 'gossip': sites of a simulation share one model, and here each has its own, which its neighbours mix"
@@ -150,8 +150,11 @@ def _require_one_app(job: Job) -> None:
 class _World:
     """One simulated run, ready to begin."""
 
-    def __init__(self, job: Job, sites: Sites, app: App, model: nn.Module, folder: Path, seed: int) -> None:
+    def __init__(
+        self, job: Job, sites: Sites, app: App, model: nn.Module, folder: Path, seed: int, drops: Dropouts
+    ) -> None:
         _require_one_app(job)
+        drops.require_sites(sites.names)
         strategy, parameters = resolve(job), job.strategy.parameters or "all"
         frozen = frozen_of(model) if parameters == "trainable" else ()
         self._manifest = run_manifest(manifest_of(model, parameters, frozen), strategy.lanes, strategy.local)
@@ -170,15 +173,17 @@ class _World:
             folder=folder,
             seed=seed,
         )
-        self._pipeline = Pipeline(
-            run="",
-            strategy=strategy,
-            seed=job.job.seed,
-            manifest=self._manifest,
-            models=self._versions,
-            stages=Strategies(job),
-        )
+        self._pipeline = self._work(strategy, tuple(sites.names), folder, seed, drops)
         self._version_bytes = download.num_bytes if download else self._manifest.num_bytes
+
+    def _work(self, strategy: Strategy, sites: tuple[str, ...], folder: Path, seed: int, drops: Dropouts) -> Pipeline:
+        job, manifest = self._job, self._manifest
+        if job.secure_aggregation is not None:
+            return MaskedWork(job, manifest, self._versions, sites, folder=folder, seed=seed, drops=drops)
+        stages = Strategies(job)
+        return Pipeline(
+            run="", strategy=strategy, seed=job.job.seed, manifest=manifest, models=self._versions, stages=stages
+        )
 
     def play(
         self,

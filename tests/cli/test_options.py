@@ -52,6 +52,7 @@ FROZEN = {
         "--partition",
         "--partition-seed",
         "--server-data",
+        "--session-dropout",
         "--shards",
         "--sites",
         "--slowdown",
