@@ -62,6 +62,12 @@ def simulate(
     dropout: Annotated[
         float, typer.Option("--dropout", help="How likely a site brings nothing each time that it is asked: 0 to 1.")
     ] = 0.0,
+    session_dropout: Annotated[
+        float,
+        typer.Option(
+            "--session-dropout", help="How likely a site drops out of a session of secure aggregation: 0 to 1."
+        ),
+    ] = 0.0,
     label: Annotated[
         list[str] | None,
         typer.Option(
@@ -141,6 +147,7 @@ def simulate(
             dropouts=Dropouts(share=dropout, seed=partition_seed),
             engine=engine,  # type: ignore[arg-type]  # as partition
             processes=processes,
+            session_dropouts=Dropouts(share=session_dropout, seed=partition_seed),
             out=out,
             show=show,
             home=home,

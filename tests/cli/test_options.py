@@ -56,6 +56,7 @@ FROZEN = {
         "--preview",
         "--processes",
         "--server-data",
+        "--session-dropout",
         "--shards",
         "--sites",
         "--slowdown",
