@@ -96,7 +96,7 @@ def simulate(
     began_s = time.monotonic()
     with _located(job) as parsed:
         kind, settings = _app(parsed, app, home)
-        source = settings.source(parsed.data_name) if source is None else source
+        source = settings.source(parsed.data_name or "") if source is None else source
         _require_simulated(parsed, resolve(parsed))
         with _torch_set_up_for(parsed) as device:
             found = _sites(parsed, kind, sites, source, server_source, partition or Partition())
@@ -245,6 +245,9 @@ def _app(job: Job, app: type[App] | None, home: Path | None) -> tuple[type[App],
     place = Place(home=root, settings=load_settings(root))
     if app is not None:
         return app, place.settings
+    if job.job.app is None:
+        text = "a script has a loop of its own, and a simulation plays the sites in one process; give the job an app"
+        raise ConfigError(f"job.script = {job.job.script!r}: {text}", key="job.script", value=str(job.job.script))
     entry = app_entry(place, job.job.app)
     return load_app(entry, hash_distribution(entry.distribution)), place.settings
 
