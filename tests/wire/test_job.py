@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -235,7 +236,7 @@ def test_what_is_no_duration(text: object) -> None:
         parse_duration_s(text)
 
 
-def script_job(text: str = "", **strategy: object) -> Job:
+def script_job(text: str = "", strategy: Mapping[str, object] | None = None) -> Job:
     table: dict[str, object] = {"job": {"name": "a", "script": "old", "rounds": 1}, **tomllib.loads(text)}
     return parse_job({**table, "strategy": strategy} if strategy else table)
 
@@ -279,4 +280,4 @@ def test_what_goes_with_apps_alone_is_refused_of_scripts(text: str, key: str) ->
 )
 def test_strategies_that_need_an_app_are_refused_of_scripts(strategy: dict[str, object], key: str) -> None:
     with pytest.raises(ConfigError, match=f"{key}.* with job.script = 'old': that "):
-        resolve(script_job(**strategy))
+        resolve(script_job(strategy=strategy))
