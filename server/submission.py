@@ -42,9 +42,9 @@ def read_submission(request: runs_pb2.SubmitRequest, settings: ServerSettings) -
     stages = Strategies(job)
     strategy = stages.first
     MetricRules(job)
-    if job.evaluation.server and (job.job.app not in settings.apps or job.data_name not in settings.data):
+    if job.evaluation.server and (job.job.code not in settings.apps or job.data_name not in settings.data):
         raise Malformed(
-            f"evaluation.server = true needs [apps.{job.job.app}] and [data.{job.data_name}] in the server's own "
+            f"evaluation.server = true needs [apps.{job.job.code}] and [data.{job.data_name}] in the server's own "
             "settings; ask its operator, or set evaluation.server = false",
             field="evaluation.server",
             value="true",

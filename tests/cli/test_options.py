@@ -66,6 +66,7 @@ FROZEN = {
         "JOB",
     ],
     "atoll site": [],
+    "atoll site exec": ["--home", "CMD...", "RUN"],
     "atoll site add": ["--home", "--json", "--organisation", "--valid-hours", "NAME"],
     "atoll site join": ["--home", "--json", "TOKEN"],
     "atoll site list": ["--home", "--json"],
