@@ -221,6 +221,7 @@ def preparation(admission: Admission, *, settings: SiteSettings, home: SiteHome,
         device=None if device == "auto" else device,
         submitted_by=admission.submitted_by,
         parallel=None if settings.parallel is None else settings.parallel.model_dump(mode="json", exclude_none=True),
+        world=None if settings.world is None else settings.world.model_dump(mode="json", exclude_none=True),
         rounding_seed_hex=_rounding_seed(admission, settings, secret).hex(),
     )
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
+from atoll.cluster.parallel.world_section import WorldSection
 from atoll.wire.errors import ConfigError
 from atoll.wire.explain import explain
 from atoll.wire.job import SiteName, Strict
@@ -111,6 +112,7 @@ class SiteSettings(Strict):
     capacity: CapacitySection = CapacitySection()
     devices: DevicesSection = DevicesSection()
     parallel: ParallelSection | None = None  # in place of the job's
+    world: WorldSection | None = None  # absent: all processes of [parallel] on this machine
     gossip: GossipSection = GossipSection()
     reproducible: ReproducibleSection | None = None
 
@@ -123,6 +125,18 @@ class SiteSettings(Strict):
                     f"{name!r} is no name, which has up to 63 letters, digits, '.', '_' and '-': rename it"
                 )
         return tables
+
+    @model_validator(mode="after")
+    def _world_fits(self) -> SiteSettings:
+        if self.world is None or self.world.launcher == "local":
+            return self
+        if self.parallel is None:
+            raise ValueError("world needs [parallel], which says how a model is spread over its processes: add it")
+        if self.devices.device not in ("cpu", "cuda"):
+            raise ValueError(
+                f'devices.device = "{self.devices.device}", and the nodes of [world] are other machines: set "cpu" or "cuda"'
+            )
+        return self
 
 
 def load_settings(path: Path) -> SiteSettings:
@@ -186,6 +200,13 @@ device = "auto"
 # Over how many processes this site spreads a run, and how; in place of what a job says (docs/parallel.md).
 # [parallel]
 # dp_shard = -1
+
+# Where these processes run, if not on this machine: "slurm", "mpirun", "jobset" or "trainjob" (docs/parallel.md).
+# [world]
+# launcher = "slurm"
+# nodes = 2
+# processes_per_node = 8
+# address = "10.0.0.5"
 """
 
 

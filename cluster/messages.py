@@ -50,6 +50,7 @@ class Prepare:
     encoded: bool = True  # versions come by the job's codec of downloads, where it names one
     submitted_by: str = ""  # name of the researcher; regions ask their sites in that name
     parallel: dict[str, Any] | None = None  # the table [parallel] of this machine's settings; None leaves it to the job
+    world: dict[str, Any] | None = None  # the table [world] of this machine's settings; None: all on this machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

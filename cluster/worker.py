@@ -161,12 +161,17 @@ class Worker:
         return error
 
 
-def work(socket_path: str, hello: bytes = b"") -> None:
-    """Be the worker of the agent that listens there, until it says Close. `hello` is said first."""
-    faulthandler.enable()  # a crash inside torch leaves a trace in the log
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+def work(socket_path: str) -> None:
+    """Be the worker of the agent that listens there, until it says Close."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(socket_path)
+    work_over(connection)
+
+
+def work_over(connection: socket.socket, hello: bytes = b"") -> None:
+    """Be the worker of whoever is at the other end, until it says Close. `hello` is said first."""
+    faulthandler.enable()  # a crash inside torch leaves a trace in the log
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     connection.sendall(hello)
     inbox = Inbox(connection)
     threading.Thread(target=inbox.read_forever, name="inbox", daemon=True).start()

@@ -33,16 +33,27 @@ from atoll.wire.parallel_section import ParallelSection
 from atoll.wire.tensors import frozen_of, manifest_of
 
 
-def num_processes(section: ParallelSection, device: torch.device, *, is_own: bool) -> int:
-    """How many processes this machine starts: as the section says, or one for each accelerator.
+def num_processes(section: ParallelSection, device_type: str, *, is_own: bool, wanted: int | None = None) -> int:
+    """How many processes this site starts: as the section says, or one for each accelerator.
 
     Args:
         is_own: the section is of this machine's settings, and not of a job that came over the wire.
+        wanted: what `[world]` says, where it does.
 
     Raises:
         ConfigError: the axes do not make that number; or a job asks for more than the machine has devices or cores.
     """
-    at_hand = None if device.type == "cpu" else torch.accelerator.device_count()
+    if wanted is not None:
+        count = section.degrees(wanted).world_size
+        if count != wanted:
+            raise ConfigError(
+                f"parallel.processes = {count}, and world.nodes x world.processes_per_node = {wanted}: make them equal",
+                key="parallel.processes",
+                value=str(count),
+                bound=str(wanted),
+            )
+        return count
+    at_hand = None if device_type == "cpu" else torch.accelerator.device_count()
     count = section.degrees(at_hand if -1 in section.named_degrees.values() else None).world_size
     most = at_hand or os.cpu_count() or 1
     if count > most and not is_own:

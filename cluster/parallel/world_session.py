@@ -2,8 +2,8 @@
 
 ::
 
-    agent <-- unix socket --> this process <-- a unix socket each --> rank 0 ... rank N-1
-                                   `-- starts and watches --> torch.distributed.launcher --> the ranks
+    agent <-- unix socket --> this process <-- a socket each --> rank 0 ... rank N-1
+                                   `-- starts and watches --> a launcher --> a node each --> its ranks
 
 Every request goes to all ranks, and counts as done when all of them say so: one that declines, declines for all. A rank
 that fails in the middle of a step leaves the others waiting for it, so what has not answered soon after a failure is ended;
@@ -17,16 +17,12 @@ import contextlib
 import io
 import logging
 import queue
-import socket
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 
 from atoll.aggregation.strategy import resolve
@@ -52,16 +48,17 @@ from atoll.cluster.messages import (
     encode,
 )
 from atoll.cluster.parallel.open_spread import num_processes, open_spread, require_spreadable
+from atoll.cluster.parallel.section import world_of
 from atoll.cluster.parallel.spread_session import SpreadSession
+from atoll.cluster.parallel.world import LOOK_EVERY_S, World
+from atoll.cluster.parallel.world_section import WorldSection
 from atoll.cluster.registry import AppEntry, load_app
-from atoll.wire.errors import AtollError, LocalError, Malformed, Stale
+from atoll.wire.errors import AtollError, Malformed, Stale
 from atoll.wire.job import decode_job
 from atoll.wire.parallel_section import ParallelSection
 
 OnStep = Callable[[int, int], None]
 GRACE_S = 5.0  # for the other ranks' answers after one has failed; those that failed alike answer within milliseconds
-CLOSE_S = 10.0  # for the ranks to end in order
-LOOK_EVERY_S = 0.1  # for a cancelled task, while no rank says anything
 
 A = TypeVar("A", Prepared, Trained, Masked, Evaluated)
 _log = logging.getLogger("atoll.worker")
@@ -78,19 +75,25 @@ def open_parallel(request: Prepare, section: ParallelSection, round_: int) -> Sp
         ConfigError, AppFailed, ...: as `open_spread`; what can be refused is, before a process is started.
     """
     job = decode_job(request.job.encode()).at(round_)
-    device = choose_device(job.training.device, request.device)
-    count = num_processes(section, device, is_own=request.parallel is not None)
-    if count == 1 or dist.is_initialized():
+    world = world_of(request)
+    if world.launcher == "local" or dist.is_initialized():
+        device_type = choose_device(job.training.device, request.device).type
+    else:
+        device_type = torch.device(request.device or "cpu").type  # of the nodes, which are other machines than this
+    count = num_processes(section, device_type, is_own=request.parallel is not None, wanted=world.num_processes)
+    if (count == 1 and world.launcher == "local") or dist.is_initialized():
         return open_spread(request, section, round_)
     entry = AppEntry(name=request.app_name, distribution=request.distribution, entry_point=request.entry_point)
     require_spreadable(job, resolve(job), load_app(entry, request.app_hash), request)
-    return WorldSession(request, section, count, device.type)
+    return WorldSession(request, section, world, count, device_type)
 
 
 class WorldSession:
     """The ranks of one run at one site."""
 
-    def __init__(self, request: Prepare, section: ParallelSection, count: int, device_type: str) -> None:
+    def __init__(
+        self, request: Prepare, section: ParallelSection, world: WorldSection, count: int, device_type: str
+    ) -> None:
         """Start them, and have them load the run.
 
         Raises:
@@ -100,12 +103,11 @@ class WorldSession:
         self.run, self.site = request.run, request.site
         self._count = count
         self._said: queue.SimpleQueue[tuple[int, Answer | None]] = queue.SimpleQueue()
-        self._folder = tempfile.TemporaryDirectory(prefix="atoll-")
-        self._ranks: dict[int, socket.socket] = {}
         self._is_open = True
-        self._launcher = self._launch(section, device_type)
+        self._world = World(world, section, count, device_type)
+        for rank, (_, lines) in self._world.connections.items():
+            threading.Thread(target=self._listen, args=(rank, lines), name=f"rank {rank}", daemon=True).start()
         try:
-            self._await_ranks(section.timeouts.start)
             self._prepared = self._ask(request, Prepared, lambda done, total: None)
         except BaseException:
             self.close()
@@ -136,65 +138,11 @@ class WorldSession:
         if not self._is_open:
             return
         self._is_open = False
-        if in_order and len(self._ranks) == self._count:
+        if in_order:
             self._send(Close(), self._count)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._launcher.wait(CLOSE_S)
-        for connection in self._ranks.values():
-            with contextlib.suppress(OSError):  # a rank that still computes ends when it finds it closed
-                connection.shutdown(socket.SHUT_RDWR)
-            connection.close()
-        if self._launcher.poll() is None:
-            self._launcher.terminate()
-            try:
-                self._launcher.wait(CLOSE_S)
-            except subprocess.TimeoutExpired:
-                self._launcher.kill()
-                self._launcher.wait()
-        if self._launcher.stdin is not None:
-            self._launcher.stdin.close()
-        self._folder.cleanup()
+        self._world.close(in_order=in_order)
 
     # ---------------------------------------------------------------------------------------------------------------
-
-    @property
-    def _socket_path(self) -> str:
-        return str(Path(self._folder.name) / "ranks.sock")
-
-    def _launch(self, section: ParallelSection, device_type: str) -> subprocess.Popen[bytes]:
-        self._server = socket.socket(socket.AF_UNIX)
-        self._server.bind(self._socket_path)
-        self._server.listen(self._count)
-        backend = section.backend if section.backend != "auto" else "gloo" if device_type == "cpu" else "nccl"
-        # Its standard input ends with this process, and then it ends too.
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "atoll.cluster.parallel.launcher", "--folder", self._folder.name,
-             "--processes", str(self._count), "--backend", backend, "--device-type", device_type,
-             "--start-timeout", str(section.timeouts.start),
-             "--collective-timeout", str(section.timeouts.collective)],
-            stdin=subprocess.PIPE,
-        )  # fmt: skip
-
-    def _await_ranks(self, timeout_s: float) -> None:
-        end_s = time.monotonic() + timeout_s
-        self._server.settimeout(LOOK_EVERY_S)
-        with self._server:
-            while len(self._ranks) < self._count:
-                if self._launcher.poll() is not None or time.monotonic() > end_s:
-                    raise LocalError(
-                        f"{len(self._ranks)} of {self._count} processes of [parallel] started within {timeout_s:g} s; the "
-                        "worker's log says why, and parallel.timeouts.start how long to wait"
-                    )
-                with contextlib.suppress(TimeoutError):
-                    connection, _ = self._server.accept()
-                    connection.settimeout(None)
-                    self._welcome(connection)
-
-    def _welcome(self, connection: socket.socket) -> None:
-        lines = connection.makefile("rb")
-        rank = int(lines.readline(16))
-        self._ranks[rank] = connection
-        threading.Thread(target=self._listen, args=(rank, lines), name=f"rank {rank}", daemon=True).start()
 
     def _listen(self, rank: int, lines: io.BufferedReader) -> None:
         """All that a rank says, and its end. Has a thread of its own."""
@@ -257,7 +205,7 @@ class WorldSession:
 
     def _send(self, request: Request, num_ranks: int) -> None:
         line = encode(request)
-        for connection in (self._ranks[rank] for rank in range(num_ranks)):
+        for connection, _ in (self._world.connections[rank] for rank in range(num_ranks)):
             with contextlib.suppress(OSError):  # it has died; `_listen` says so
                 connection.sendall(line)
 
