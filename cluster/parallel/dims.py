@@ -57,16 +57,6 @@ class ParallelDims:
         return self.place("dp_replicate") * self.degrees.dp_shard + self.place("dp_shard")
 
     @property
-    def stage_size(self) -> int:
-        """Number of processes that hold this one's part of the layers; all of them without a pipeline."""
-        return self.degrees.world_size // self.degrees.pp
-
-    @property
-    def place_in_stage(self) -> int:
-        """This process's number among them: pp is the outermost axis."""
-        return (dist.get_rank() if self.degrees.world_size > 1 else 0) % self.stage_size
-
-    @property
     def counts(self) -> bool:
         """Whether this process's sums of metrics are to be added up: of those with equal ones, the first."""
         return self.place("tp") == 0 and self.place("pp") == self.degrees.pp - 1

@@ -21,11 +21,12 @@ from atoll.cluster.device import choose_device, set_up_torch
 from atoll.cluster.messages import Prepare
 from atoll.cluster.parallel.dims import ParallelDims
 from atoll.cluster.parallel.layouts import spread
+from atoll.cluster.parallel.nodes import Nodes
 from atoll.cluster.parallel.pipeline import Stages, cut
 from atoll.cluster.parallel.skeleton import build_skeleton
 from atoll.cluster.parallel.spread_session import SpreadSession, SpreadTraining
 from atoll.cluster.registry import AppEntry, load_app
-from atoll.wire.errors import AppFailed, ConfigError, Malformed
+from atoll.wire.errors import AppFailed, ConfigError, LocalError, Malformed
 from atoll.wire.frozen import require_same_frozen
 from atoll.wire.job import Job, decode_job
 from atoll.wire.manifest import Manifest
@@ -115,7 +116,8 @@ def open_spread(request: Prepare, section: ParallelSection, round_: int = 1) -> 
     for stage in whole.stages[1:]:
         build_app(kind, stage.job.app, request.data)  # values that the app does not take are told on joining
     app = build_app(kind, job.app, request.data)
-    manifest = Manifest.decode(Path(request.manifest_path).read_bytes())
+    nodes = Nodes.here()
+    manifest = Manifest.decode(nodes.read(lambda: _bytes_of(Path(request.manifest_path))))
     parameters = job.strategy.parameters or "all"
     dims = ParallelDims.of(section, device_type=device.type)
     needs_values = parameters == "trainable" or dims.degrees.pp > 1  # which trace it
@@ -134,6 +136,7 @@ def open_spread(request: Prepare, section: ParallelSection, round_: int = 1) -> 
     judged = None
     if dims.degrees.pp > 1 and test_data is not None:
         judged = _judge_of(app, job, dims, section, device, example)
+    layout = spread(app, model, dims, section, device=device, example=example)
     return SpreadSession(
         run=request.run,
         site=request.site,
@@ -144,12 +147,23 @@ def open_spread(request: Prepare, section: ParallelSection, round_: int = 1) -> 
         updates=strategy.fragments(manifest).whole,
         device=device,
         app=app,
-        layout=spread(app, model, dims, section, device=device, example=example),
+        layout=layout,
+        nodes=nodes,
+        holders=nodes.holders(layout.model),
         transient=transient,
         training=training,
         test_data=test_data,
         judged=judged,
     )
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise LocalError(
+            f"{path}: {error.strerror or error}; the first node of [world] must see the site's folder by the same path"
+        ) from None
 
 
 def own_device(job: Job, request: Prepare) -> torch.device:

@@ -32,8 +32,9 @@ from atoll.cluster.masking import mask_by_strategy
 from atoll.cluster.messages import Evaluate, Evaluated, Mask, Masked, Prepared, Train, Trained
 from atoll.cluster.parallel.judging import judge
 from atoll.cluster.parallel.layouts import Layout
+from atoll.cluster.parallel.nodes import Nodes
 from atoll.cluster.parallel.pipeline import Stages
-from atoll.cluster.parallel.streams import average_buffers, load_slices, whole_tensors, writes
+from atoll.cluster.parallel.streams import average_buffers, load_slices
 from atoll.cluster.parallel.votes import GivingUp, agree
 from atoll.cluster.seeds import training_seed
 from atoll.cluster.update_file import create_update
@@ -71,6 +72,8 @@ class SpreadSession:
     device: torch.device
     app: App
     layout: Layout
+    nodes: Nodes
+    holders: Mapping[str, tuple[int, ...]]  # of each tensor, the ranks whose stage has it
     transient: Mapping[str, Tensor]  # non-persistent buffers as they were when the model was new
     training: SpreadTraining | None
     test_data: Dataset[Any] | None
@@ -121,9 +124,7 @@ class SpreadSession:
             )
             raise Malformed(text, field="config")
         num_bytes = self.updates.num_bytes
-        with self._room(Path(request.out_path)) as out, open_model(Path(request.base_path)) as base:
-            self.manifest.require_same(base.manifest)
-            sources = views(self.manifest, base.map, writable=False)
+        with self._room(Path(request.out_path)) as out, self._version(Path(request.base_path)) as sources:
             self._load(self.layout.model, sources)
             outcome = self._learn(training, request.round, on_step)
             average_buffers(self.layout.model, self.layout.dims)
@@ -155,9 +156,8 @@ class SpreadSession:
         if self.test_data is None:
             return Evaluated(key=request.key, metrics={})
         model, stages = self.judged or (self.layout.model, None)
-        with open_model(Path(request.base_path)) as base:
-            self.manifest.require_same(base.manifest)
-            self._load(model, views(self.manifest, base.map, writable=False))
+        with self._version(Path(request.base_path)) as sources:
+            self._load(model, sources)
         giving_up = GivingUp(on_step)
         found = judge(
             self.app,
@@ -189,7 +189,11 @@ class SpreadSession:
         return outcome
 
     def _load(self, model: nn.Module, sources: Mapping[str, Tensor]) -> None:
-        load_slices(model, sources, frozen={one.name for one in self.manifest.frozen})
+        frozen = {one.name for one in self.manifest.frozen}
+        if self.nodes.inward is None:
+            load_slices(model, sources, frozen=frozen)
+        else:
+            self.nodes.load(model, self.manifest, sources, frozen)
         with torch.no_grad():
             for name, buffer in model.named_buffers():
                 if name in self.transient:
@@ -200,10 +204,10 @@ class SpreadSession:
         every: tuple[MeanEntry | RawEntry, ...] = (*self.updates.means, *self.updates.raws)
         entries = {entry.spec.name: entry for entry in every}
         rounding = Rounding(rounding_key(training.secret, round))
-        names = [spec.name for spec in self.manifest if spec.name in entries]
+        specs = [spec for spec in self.manifest if spec.name in entries]
         error: AtollError | None = None
-        for number, (name, tensor) in enumerate(whole_tensors(self.layout.model, names)):
-            if error is not None or not writes(self.layout.dims, number):
+        for name, tensor in self.nodes.to_write(self.layout.model, specs, self.holders):
+            if error is not None:
                 continue
             try:
                 encode_tensor(entries[name], base, {name: tensor}, out, rounding=rounding, bound=self.strategy.bound)
@@ -213,7 +217,7 @@ class SpreadSession:
 
     @contextmanager
     def _room(self, path: Path) -> Iterator[memoryview]:
-        """The update's file, mapped; the first process makes it, before the work is done."""
+        """The update's file, mapped; the first process makes it, before the work is done. Empty on other nodes."""
         with ExitStack() as stack:
             made: memoryview | None = None
             error: AtollError | None = None
@@ -224,7 +228,25 @@ class SpreadSession:
                 except AtollError as found:
                     error = found
             agree(error)
-            yield made if made is not None else stack.enter_context(create_update(path, self.updates.num_bytes))
+            if made is None and self.nodes.is_beside:
+                made = stack.enter_context(create_update(path, self.updates.num_bytes))
+            yield made if made is not None else memoryview(b"")
+
+    @contextmanager
+    def _version(self, path: Path) -> Iterator[Mapping[str, Tensor]]:
+        """Views of a version's file. Empty on other nodes than the agent's."""
+        with ExitStack() as stack:
+            sources: Mapping[str, Tensor] = {}
+            error: AtollError | None = None
+            if self.nodes.is_beside:
+                try:
+                    base = stack.enter_context(open_model(path))
+                    self.manifest.require_same(base.manifest)
+                    sources = views(self.manifest, base.map, writable=False)
+                except AtollError as found:
+                    error = found
+            agree(error)
+            yield sources
 
 
 def _is_first() -> bool:

@@ -1,8 +1,7 @@
 """Tensors into a layout and out of it, one after the other under the whole model's names.
 
 No process ever holds a whole copy of a model that is divided: on the way in each takes its slice out of the mapped
-file, on the way out the processes of one stage put one tensor together at a time. Each of these is written by one of
-them, in turn, so that together they write one file.
+file, on the way out the processes of one stage put one tensor together at a time (nodes.py).
 """
 
 from __future__ import annotations
@@ -38,17 +37,25 @@ def load_slices(model: nn.Module, sources: Mapping[str, Tensor], *, frozen: Coll
         for name, target in own_tensors(model).items():
             if name in frozen:
                 continue
-            source = sources.get(name)
-            if source is None or source.shape != target.shape or source.dtype != target.dtype:
-                found = "absent" if source is None else f"{source.dtype} {list(source.shape)}"
-                raise BadManifest(
-                    f'tensor "{name}" of the version is {found}, the model has {target.dtype} {list(target.shape)}',
-                    field=name,
-                )
-            if isinstance(target, DTensor):
-                target.to_local().copy_(_slice_of(source, target))
-            else:
-                target.copy_(source)
+            load_slice(name, target, sources.get(name))
+
+
+def load_slice(name: str, target: Tensor, source: Tensor | None) -> None:
+    """Copies this process's part of one tensor from a whole one.
+
+    Raises:
+        BadManifest: there is no source, or it has another shape or dtype.
+    """
+    if source is None or source.shape != target.shape or source.dtype != target.dtype:
+        found = "absent" if source is None else f"{source.dtype} {list(source.shape)}"
+        raise BadManifest(
+            f'tensor "{name}" of the version is {found}, the model has {target.dtype} {list(target.shape)}',
+            field=name,
+        )
+    if isinstance(target, DTensor):
+        target.to_local().copy_(_slice_of(source, target))
+    else:
+        target.copy_(source)
 
 
 def _slice_of(source: Tensor, target: DTensor) -> Tensor:
@@ -70,11 +77,6 @@ def whole_tensors(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[str,
     for name in names:
         if (tensor := own.get(name)) is not None:
             yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def writes(dims: ParallelDims, number: int) -> bool:
-    """Whether this process writes tensor `number` of those of its stage: they take turns."""
-    return number % dims.stage_size == dims.place_in_stage
 
 
 def average_buffers(model: nn.Module, dims: ParallelDims) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -29,6 +33,33 @@ def play(
         return session.prepared(), trained, judged
     finally:
         torch.use_deterministic_algorithms(deterministic)
+
+
+def play_on_nodes(
+    installed: Path, prepare: Prepare, trains: list[Train], evaluate: Evaluate, per_node: int
+) -> tuple[tuple[Prepared, list[Trained], Evaluated | None], int]:
+    """As `play`, where only the first `per_node` processes see the files; and the most bytes sent or taken at once."""
+    most = 0
+    real = {name: getattr(dist, name) for name in ("send", "recv", "broadcast")}
+
+    def counted(name: str) -> Any:
+        def call(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+            nonlocal most
+            most = max(most, tensor.untyped_storage().nbytes() if dist.get_rank() >= per_node else tensor.nbytes)
+            return real[name](tensor, *args, **options)
+
+        return call
+
+    if dist.get_rank() >= per_node:
+        nowhere = "/nowhere/to/be/seen"
+        prepare = replace(prepare, manifest_path=nowhere)
+        trains = [replace(one, base_path=nowhere, out_path=nowhere) for one in trains]
+        evaluate = replace(evaluate, base_path=nowhere)
+    with (
+        mock.patch.dict(os.environ, LOCAL_WORLD_SIZE=str(per_node)),
+        mock.patch.multiple(dist, **{name: counted(name) for name in real}),
+    ):
+        return play(installed, prepare, trains, evaluate), most
 
 
 def given_up(installed: Path, prepare: Prepare, train: Train) -> tuple[str, int]:

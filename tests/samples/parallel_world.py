@@ -31,10 +31,11 @@ from atoll.cluster.local_step import OneProcess
 from atoll.cluster.parallel.dims import ParallelDims
 from atoll.cluster.parallel.judging import judge
 from atoll.cluster.parallel.layouts import Layout, spread
+from atoll.cluster.parallel.nodes import Nodes
 from atoll.cluster.parallel.pipeline import cut
-from atoll.cluster.parallel.streams import average_buffers, load_slices, whole_tensors, writes
+from atoll.cluster.parallel.streams import average_buffers, load_slices
 from atoll.wire.parallel_section import ParallelSection
-from atoll.wire.tensors import state_of
+from atoll.wire.tensors import manifest_of, state_of
 
 SEED, BATCH, STEPS = 3, 7, 3  # shares of 7 examples differ in length, and the second batch of 12 has 5
 
@@ -146,11 +147,9 @@ def _train(case: Case, app: Spread, layout: Layout, sources: Mapping[str, Tensor
         work=_work(case), rule=NoRule(NoRule.Options()), seed=SEED, device=torch.device("cpu"), step=layout.step,
     )  # fmt: skip
     average_buffers(layout.model, layout.dims)
-    tensors = {
-        name: tensor.clone()
-        for number, (name, tensor) in enumerate(whole_tensors(layout.model, list(sources)))
-        if writes(layout.dims, number)
-    }
+    nodes, manifest = Nodes.here(), manifest_of(build_model(app, SEED))
+    written = nodes.to_write(layout.model, manifest, nodes.holders(layout.model))
+    tensors = {name: tensor.clone() for name, tensor in written}
     loss = outcome.metrics["loss"]
     return Trained(tensors=tensors, loss=loss[0] / loss[1], weight=outcome.weight)
 
