@@ -108,6 +108,30 @@ def exec_(
 
 
 @commands.command()
+def world(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be run, and start nothing.")] = False,
+    launcher: Annotated[
+        str | None,
+        typer.Option("--launcher", help="local, slurm, mpirun, jobset or trainjob, in place of site.toml's."),
+    ] = None,
+    home: options.SiteHome = None,
+) -> None:
+    """Have the processes of [parallel] and [world] meet once.
+
+    Starts them by the launcher of site.toml, waits until all are there, and ends them. No run is touched.
+
+    \b
+    Examples:
+      atoll site world --dry-run
+      atoll site world --dry-run --launcher slurm
+    """
+    from atoll.cli.site_world import show_world, start_world
+
+    do = show_world if dry_run else start_world
+    print(do(_joined(home), launcher=launcher))
+
+
+@commands.command()
 def status(home: options.SiteHome = None, as_json: options.AsJson = False) -> None:
     """Show what the agent on this machine does.
 

@@ -50,14 +50,10 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def _store(
-    meeting: FolderMeeting | NetworkMeeting, world_size: int, generation: str, timeout_s: float
-) -> dist.Store:
+def _store(meeting: FolderMeeting | NetworkMeeting, world_size: int, generation: str, timeout_s: float) -> dist.Store:
     if isinstance(meeting, FolderMeeting):
         return FileStore(str(meeting.folder / "store"), world_size)
-    store = dist.TCPStore(
-        meeting.address, meeting.store_port, is_master=False, timeout=timedelta(seconds=timeout_s)
-    )
+    store = dist.TCPStore(meeting.address, meeting.store_port, is_master=False, timeout=timedelta(seconds=timeout_s))
     return dist.PrefixStore(generation, store)  # whoever comes late from an old world meets nobody
 
 

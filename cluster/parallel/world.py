@@ -140,9 +140,7 @@ class World:
 
     def _run(self, launch: Launch) -> subprocess.Popen[bytes]:
         try:
-            found = subprocess.Popen(
-                launch.command, stdin=subprocess.PIPE, env={**os.environ, **launch.environment}
-            )
+            found = subprocess.Popen(launch.command, stdin=subprocess.PIPE, env={**os.environ, **launch.environment})
         except OSError as error:
             raise LocalError(f"world: {launch.command[0]} cannot be run: {error.strerror or error}") from None
         if launch.text is not None and found.stdin is not None:

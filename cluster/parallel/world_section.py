@@ -124,7 +124,9 @@ class WorldSection(Strict):
         if self.launcher in ("jobset", "trainjob") and self.kubernetes is None:
             raise ValueError(f"launcher = {self.launcher} needs the table kubernetes, with an image: add it")
         if self.launcher == "mpirun" and len(self.mpirun.hosts) != self.nodes:
-            raise ValueError(f"mpirun.hosts names {len(self.mpirun.hosts)} hosts, and nodes = {self.nodes}: name one each")
+            raise ValueError(
+                f"mpirun.hosts names {len(self.mpirun.hosts)} hosts, and nodes = {self.nodes}: name one each"
+            )
         if self.launcher == "trainjob" and self.kubernetes is not None:
             if self.kubernetes.claims or self.kubernetes.service_account is not None:
                 raise ValueError("kubernetes.claims and service_account of a TrainJob are the runtime's: remove them")

@@ -73,6 +73,7 @@ FROZEN = {
     "atoll site revoke": ["--home", "--yes", "NAME"],
     "atoll site run": ["--home"],
     "atoll site status": ["--home", "--json"],
+    "atoll site world": ["--dry-run", "--home", "--launcher"],
     "atoll statistics": ["--detach", "--home", "--json", "--watch", "JOB"],
     "atoll status": ["--home", "--json", "--watch", "RUN"],
     "atoll stop": ["--home", "RUN"],

@@ -87,7 +87,11 @@ def shown(spec: WorldSpec, launch: Launch) -> str:
     found = [
         f"# world {spec.name}: {spec.num_nodes} x {spec.processes_per_node} processes, which meet at {spec.meeting.text}",
         f"# environment, beside the worker's own (and {SECRET_VARIABLE}, new for each start):",
-        *(f"{name}={shlex.quote(value)}" for name, value in sorted(launch.environment.items()) if name != SECRET_VARIABLE),
+        *(
+            f"{name}={shlex.quote(value)}"
+            for name, value in sorted(launch.environment.items())
+            if name != SECRET_VARIABLE
+        ),
         "# command:",
         shlex.join(launch.command),
     ]

@@ -62,5 +62,7 @@ def test_a_version_that_the_first_node_does_not_see_is_told_by_all(
     bench = make_bench(work={"steps": 1, "batch_size": 8})
     prepare = bench.prepare("north", parallel=LAYOUTS["ddp"])
     (Path(prepare.manifest_path)).unlink()
-    with pytest.raises(AssertionError, match=r"rank 0: [\s\S]*must see the site's folder[\s\S]*rank 1: [\s\S]*must see"):
+    with pytest.raises(
+        AssertionError, match=r"rank 0: [\s\S]*must see the site's folder[\s\S]*rank 1: [\s\S]*must see"
+    ):
         world.run(play_on_nodes, 2, installed, prepare, [], bench.evaluate(), 1)
