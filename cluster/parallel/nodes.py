@@ -33,7 +33,7 @@ class Nodes:
     rank: int
     num_beside: int  # processes on the agent's node: ranks 0 to num_beside - 1
     world_size: int
-    inward: dist.ProcessGroup | None  # the first process and those of other nodes; None where there is one node
+    inward: dist.ProcessGroup | None  # the first process and those of other nodes; None where this is none of them
 
     @classmethod
     def here(cls) -> Nodes:
@@ -44,7 +44,8 @@ class Nodes:
         num_beside = min(world_size, int(os.environ.get("LOCAL_WORLD_SIZE", world_size)))  # as torch's launcher says
         inward = None
         if num_beside < world_size:
-            inward = dist.new_group([0, *range(num_beside, world_size)], backend="gloo")
+            made = dist.new_group([0, *range(num_beside, world_size)], backend="gloo")
+            inward = made if isinstance(made, dist.ProcessGroup) else None  # a number, where this one is not in it
         return cls(rank=rank, num_beside=num_beside, world_size=world_size, inward=inward)
 
     @property
@@ -96,7 +97,7 @@ class Nodes:
         if self.rank != 0 and self.is_beside:
             return source
         whole = torch.empty(spec.shape, dtype=DTYPES[spec.dtype]) if source is None else source
-        for piece in whole.reshape(-1).view(torch.uint8).split(PIECE_BYTES):
+        for piece in torch.split(whole.reshape(-1).view(torch.uint8), PIECE_BYTES):
             dist.broadcast(piece, src=0, group=self.inward)
         return whole
 

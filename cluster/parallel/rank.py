@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from atoll.cluster.parallel.meeting import SECRET_VARIABLE, FolderMeeting, NetworkMeeting, parse_meeting
 from atoll.cluster.worker import work_over
@@ -50,11 +50,11 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def _store(meeting: FolderMeeting | NetworkMeeting, world_size: int, generation: str, timeout_s: float) -> dist.Store:
+def _store(meeting: FolderMeeting | NetworkMeeting, world_size: int, generation: str, timeout_s: float) -> Store:
     if isinstance(meeting, FolderMeeting):
         return FileStore(str(meeting.folder / "store"), world_size)
-    store = dist.TCPStore(meeting.address, meeting.store_port, is_master=False, timeout=timedelta(seconds=timeout_s))
-    return dist.PrefixStore(generation, store)  # whoever comes late from an old world meets nobody
+    store = TCPStore(meeting.address, meeting.store_port, is_master=False, timeout=timedelta(seconds=timeout_s))
+    return PrefixStore(generation, store)  # whoever comes late from an old world meets nobody
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from atoll.cluster.parallel.launchers.choose import launch_of
 from atoll.cluster.parallel.launchers.spec import Launch, WorldSpec, world_spec
@@ -122,7 +122,7 @@ class World:
         try:
             with listen_on(address, world.port) as server:
                 store_port = int(server.getsockname()[1])
-                self._store = dist.TCPStore(
+                self._store = TCPStore(
                     address,
                     store_port,
                     is_master=True,
@@ -163,7 +163,8 @@ class World:
                 self._welcome(connection)
 
     def _has_failed(self) -> bool:
-        assert self._launched is not None and self._launch is not None
+        assert self._launched is not None
+        assert self._launch is not None
         code = self._launched.poll()
         return code is not None and (self._launch.stays or code != 0)
 

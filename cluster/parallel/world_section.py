@@ -127,9 +127,9 @@ class WorldSection(Strict):
             raise ValueError(
                 f"mpirun.hosts names {len(self.mpirun.hosts)} hosts, and nodes = {self.nodes}: name one each"
             )
-        if self.launcher == "trainjob" and self.kubernetes is not None:
-            if self.kubernetes.claims or self.kubernetes.service_account is not None:
-                raise ValueError("kubernetes.claims and service_account of a TrainJob are the runtime's: remove them")
+        asked = self.kubernetes
+        if self.launcher == "trainjob" and asked is not None and (asked.claims or asked.service_account):
+            raise ValueError("kubernetes.claims and service_account of a TrainJob are the runtime's: remove them")
         return self
 
     def _check_local(self) -> None:

@@ -75,6 +75,7 @@ def test_slurm_gets_a_script_that_bash_reads_and_without_the_secret(tmp_path: Pa
         "setup": ["module load cuda"],
     }
     _, launch = launched("slurm", slurm=asked)
+    assert launch.text is not None
     assert launch.text == SLURM
     assert (launch.command, launch.withdraw) == (("sbatch", "--wait"), ("scancel", "--name=atoll-1a2b"))
     assert launch.environment == {SECRET_VARIABLE: SECRET}
@@ -93,7 +94,7 @@ def test_slurm_gets_a_script_that_bash_reads_and_without_the_secret(tmp_path: Pa
 def test_mpirun_puts_one_process_on_each_host_and_shows_no_value() -> None:
     _, launch = launched("mpirun", mpirun={"hosts": ["a.example", "b.example"]})
     assert launch.command == (
-        *"mpirun -n 2 --host a.example:1,b.example:1 --map-by slot --bind-to none".split(),
+        "mpirun", "-n", "2", "--host", "a.example:1,b.example:1", "--map-by", "slot", "--bind-to", "none",
         *f"-x {SECRET_VARIABLE} -x GLOO_SOCKET_IFNAME -x NCCL_SOCKET_IFNAME -x NOTE".split(),
         *NODE.split(), "--node-from", "OMPI_COMM_WORLD_RANK",
     )  # fmt: skip

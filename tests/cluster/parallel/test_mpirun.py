@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from samples.bench import MakeBench
@@ -45,8 +46,6 @@ async def test_a_world_of_mpirun_trains_and_ends_with_a_lost_rank(
         assert any(line and line[0].endswith("mpirun") for line in below)
         await worker.train(bench.train("update"))
         assert len(bench.update("update")) == len(bench.update("local"))
-        import numpy as np
-
         found, wanted = (np.frombuffer(bench.update(name)[64:], dtype="<f8") for name in ("update", "local"))
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)
         children = psutil.Process(worker.pid).children(recursive=True)
