@@ -71,9 +71,9 @@ class PersonSettings(Strict):
     data: dict[str, dict[str, Any]] = Field(default_factory=dict)
     callbacks: dict[str, Part] = Field(default_factory=dict)  # what hears of the runs that are followed here
 
-    def source(self, name: str) -> Mapping[str, Any]:
-        """The `[data.NAME]` table; empty where this machine has no such data."""
-        return self.data.get(name, {})
+    def source(self, name: str | None) -> Mapping[str, Any]:
+        """The `[data.NAME]` table; empty where this machine has no such data, and where a job names none."""
+        return self.data.get(name or "", {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -269,7 +269,7 @@ class RunWork:
             self.run,
             task.base_version,
             bench.admission.manifest,
-            encoded_bytes=prepared.download_bytes,
+            encoded_bytes=prepared.encoded_bytes(task.base_version),
             most_bytes=prepared.most_version_bytes,
             part=part_of_version(prepared.fragments, task.base_version),
         )

@@ -222,8 +222,7 @@ class Job(Strict):
         return self.statistics.by_site if self.statistics is not None else bool(self.evaluation.by_site)
 
     @property
-    def data_name(self) -> str | None:
-        """Name of the data at the sites; None of a script that names none."""
+    def data_name(self) -> str | None:  # None of a script that names none
         return self.job.data or self.job.app
 
     @property
@@ -245,7 +244,8 @@ class Job(Strict):
         """
         stages = [Stage(from_round=1, job=self)]
         for override in self.control.override if self.control is not None else ():
-            table = changed(stages[-1].job.model_dump(exclude_none=True), override.app, override.strategy)
+            table = stages[-1].job.model_dump(exclude_none=True)
+            table = changed(table, override.app, override.strategy, override.evaluation or {})
             stages.append(Stage(from_round=override.from_round, job=Job.model_validate(table)))
         return tuple(stages)
 
