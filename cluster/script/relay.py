@@ -56,7 +56,7 @@ class Relay:
     # --- the agent --------------------------------------------------------------------------------------------------
 
     def asked(self, request: messages.Request) -> None:
-        """Act on a request of the agent."""
+        """Act on a request of the agent, but for Close: then the line ends, and whoever holds it sees."""
         match request:
             case Prepare():
                 if self.prepare is None:  # of one run, whose job never changes
@@ -79,9 +79,7 @@ class Relay:
                     self.task = None
                 if self.mask is not None and self.mask.key == key:
                     self.mask = None
-            case messages.Close():
-                pass  # the line ends, and whoever holds it sees
-            case _:
+            case messages.Evaluate() | messages.Describe():
                 text = f"{request.kind} in a run of a script, which trains and does nothing else"
                 self._refuse(request.key, Malformed(text, field="kind", value=request.kind))
 
