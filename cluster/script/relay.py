@@ -123,7 +123,7 @@ class Relay:
             for process in self.processes.values():
                 process.writer.close()
             self.processes.clear()
-            self.has_left = self.is_broken = False
+            self.has_left = self.is_broken = self.is_writing = False
             self.given = None
         self.processes[hello.rank] = process = _Process(hello.rank, hello.world_size, writer)
         if self.over is not None:

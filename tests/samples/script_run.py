@@ -24,7 +24,7 @@ from atoll.wire.model_file import create
 from atoll.wire.tensors import manifest_of, write_state
 
 STEPS = 4
-PATIENCE_S = 20.0
+PATIENCE_S = 40.0
 A = TypeVar("A", bound=Answer)
 
 
