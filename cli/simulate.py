@@ -62,6 +62,10 @@ def simulate(
     dropout: Annotated[
         float, typer.Option("--dropout", help="How likely a site brings nothing each time that it is asked: 0 to 1.")
     ] = 0.0,
+    faults: Annotated[
+        Path | None,
+        typer.Option("--faults", metavar="FILE", help="Which sites fail, are slow or lie, and when (TOML, [[fault]])."),
+    ] = None,
     label: Annotated[
         list[str] | None,
         typer.Option(
@@ -139,6 +143,7 @@ def simulate(
             ),
             labels=lambda names: pairs.labels(label, names),
             dropouts=Dropouts(share=dropout, seed=partition_seed),
+            faults=faults or (),
             engine=engine,  # type: ignore[arg-type]  # as partition
             processes=processes,
             out=out,
