@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from atoll.privacy.secagg.keys import Mask
 from atoll.privacy.secagg.levels import largest_level
-from atoll.privacy.secagg.masked_input import BLOCK_VALUES, SLICE_VALUES, Encoding, Reals, RealsLane
+from atoll.privacy.secagg.masked_input import BLOCK_VALUES, Encoding, Reals, RealsLane, slice_values
 from atoll.privacy.secagg.masks import Masking
 
 BARE_BYTES = 1 << 18  # fastest of 64 KiB to 4 MiB
@@ -47,27 +47,28 @@ def measure(
     encoding = Encoding(bits=32, scale=largest_level(10, 32) / 8, bound=8.0, key=os.urandom(32))
     lane = RealsLane([Reals(0, values)], encoding, masks)
     num_bytes = 4 * num_values * len(masks)
+    size = slice_values(num_values, num_threads)
+    starts = range(0, num_values, size)
 
     def mask_alone(start: int) -> None:
-        part = levels[start : start + SLICE_VALUES]
+        part = levels[start : start + size]
         masking = Masking(masks, start, part.dtype)
         for begin in range(0, part.size, BLOCK_VALUES):
             masking.add(part[begin : begin + BLOCK_VALUES])
 
     def quantise(start: int) -> None:
-        lane.write(start, levels[start : start + SLICE_VALUES])
+        lane.write(start, levels[start : start + size])
 
     found: dict[str, list[float]] = {name: [] for name in ("aes", "masks", "quantised", "masks_ratio", "ratio")}
     with ThreadPoolExecutor(num_threads) as pool:
 
         def rate(work: Callable[[int], None]) -> float:
             began_s = seconds()
-            list(pool.map(work, range(0, num_values, SLICE_VALUES)))
+            list(pool.map(work, starts))
             return num_bytes / (seconds() - began_s) / 1e9
 
         for turn in range(repeats + 1):
-            bare = rate(lambda _: _bare(4 * SLICE_VALUES * len(masks)))
-            bare *= -(-num_values // SLICE_VALUES) * SLICE_VALUES / num_values
+            bare = rate(lambda start: _bare(4 * min(size, num_values - start) * len(masks)))
             alone, quantised = rate(mask_alone), rate(quantise)
             if turn:  # the first one warms up
                 for name, value in (
@@ -93,10 +94,10 @@ def measure(
 
 
 def _bare(num_bytes: int) -> None:
-    zeros, out = bytes(BARE_BYTES), bytearray(BARE_BYTES + 16)
+    zeros, out = memoryview(bytes(BARE_BYTES)), bytearray(BARE_BYTES + 16)
     encryptor = Cipher(algorithms.AES256(bytes(32)), modes.CTR(bytes(16))).encryptor()
-    for _ in range(num_bytes // BARE_BYTES):
-        encryptor.update_into(zeros, out)
+    for start in range(0, num_bytes, BARE_BYTES):
+        encryptor.update_into(zeros[: num_bytes - start], out)
 
 
 def _parse() -> argparse.Namespace:

@@ -71,7 +71,7 @@ def run(root: Path, options: argparse.Namespace) -> dict[str, Any]:
     path = os.pathsep.join([str(install(root / "installed")), os.environ.get("PYTHONPATH", "")])
     with Crew(root / "logs", os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)}) as crew:
         homes = start(root, crew, options)
-        watcher = _Memory(crew.pids())
+        watcher = Memory(crew.pids())
         job = root / "job.toml"
         job.write_text(
             JOB.format(
@@ -171,7 +171,7 @@ def throwaway_tls() -> Tls:
     return Tls(ca=certificate, certificate=certificate, key=private)
 
 
-class _Memory:
+class Memory:
     """Watches RssAnon of processes, above the first reading, and of the largest that each has started, in all."""
 
     def __init__(self, pids: dict[str, int]) -> None:

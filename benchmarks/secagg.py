@@ -47,8 +47,8 @@ def main() -> None:
     else:
         with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
             record = run(Path(folder), options)
-    rates = masking.measure(min(options.parameters, 10_000_000), 9, 3, os.cpu_count() or 1)
-    record |= {key: rates[key] for key in ("mask_gb_per_s", "masks_gb_per_s", "aes_gb_per_s", "ratio_to_aes")}
+    rates = masking.measure(10_000_000, 9, 5, os.cpu_count() or 1)
+    record |= {name: value for name, value in rates.items() if "gb_per_s" in name or "ratio" in name}
     print(json.dumps(record) if options.json else "\n".join(f"{key:24} {value}" for key, value in record.items()))
 
 
@@ -59,15 +59,17 @@ def run(root: Path, options: argparse.Namespace) -> dict[str, Any]:
     with Crew(root / "logs", os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)}) as crew:
         dropping = [f"site-{number}" for number in range(1, options.drops + 1)]
         homes = rounds.start(root, crew, options, {site: dropping_program(root / site) for site in dropping})
-        found = {}
+        found, peaks = {}, {}
         for kind in ("masked", "plain"):
             sites = [site for site in homes if kind == "masked" or site not in dropping]
             job = root / f"{kind}.toml"
             job.write_text(job_of(options, sites, masked=kind == "masked"))
+            watcher = rounds.Memory(crew.pids())
             printed = crew.ask("run", atoll_command("run", job, "--json", "--home", root / "ada"))
             state = json.loads(printed)
             asyncio.run(fetch_model(load_person(root / "ada"), state["run"], root / f"{kind}.safetensors"))
             found[kind] = state["rounds"][1:]  # the first one warms up
+            peaks[kind] = watcher.stop()
     seconds = {kind: statistics.median(one["seconds"] for one in each) for kind, each in found.items()}
     last = found["masked"][-1]
     senders = options.sites - options.drops
@@ -85,6 +87,15 @@ def run(root: Path, options: argparse.Namespace) -> dict[str, Any]:
         "sum_exact": last["sites"] == senders
         and _data(root / "masked.safetensors") == _data(root / "plain.safetensors"),
         "bytes_per_parameter": round(last["bytes_up"] / senders / options.parameters, 4),
+    } | {f"{kind}_memory": _memory(peaks[kind], sorted(homes), 4 * options.parameters) for kind in found}
+
+
+def _memory(peaks: dict[str, int], sites: list[str], model_bytes: int) -> dict[str, float]:
+    """Peaks of RssAnon, as `rounds.py` has them: of server and agents above idle in models, of workers in all."""
+    return {
+        "server_models": round(peaks["server"] / model_bytes, 2),
+        "agent_models": round(max(peaks[site] for site in sites) / model_bytes, 2),
+        "worker_mb": round(max(peaks[f"{site} worker"] for site in sites) / 1e6),
     }
 
 

@@ -66,6 +66,12 @@ def simulate(
         Path | None,
         typer.Option("--faults", metavar="FILE", help="Which sites fail, are slow or lie, and when (TOML, [[fault]])."),
     ] = None,
+    session_dropout: Annotated[
+        float,
+        typer.Option(
+            "--session-dropout", help="How likely a site drops out of a session of secure aggregation: 0 to 1."
+        ),
+    ] = 0.0,
     label: Annotated[
         list[str] | None,
         typer.Option(
@@ -146,6 +152,7 @@ def simulate(
             faults=faults or (),
             engine=engine,  # type: ignore[arg-type]  # as partition
             processes=processes,
+            session_dropouts=Dropouts(share=session_dropout, seed=partition_seed),
             out=out,
             show=show,
             home=home,

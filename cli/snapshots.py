@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from atoll.wire.names import PERSONAL
+from atoll.wire.secure_record import secure_values
 
 if TYPE_CHECKING:
     from atoll.wire import control_pb2, errors_pb2, runs_pb2
@@ -99,22 +100,7 @@ def _exchange(of: runs_pb2.RoundRecord | runs_pb2.RunSnapshot) -> dict[str, Any]
 
 def _secure(record: runs_pb2.RoundRecord) -> dict[str, Any]:
     """Of secure aggregation: how the round's sum was protected; nothing of other runs."""
-    if not record.HasField("secure"):
-        return {}
-    found = record.secure
-    return {
-        "secure": {
-            "threat": found.threat,
-            "sites": found.num_sites,
-            "threshold": found.threshold,
-            "corrupt": found.num_corrupt,
-            "fewest_survivors": found.fewest_survivors,
-            "sessions": found.sessions,
-            "parts": found.parts or 1,
-            "dropped": list(found.dropped),
-            "liars": dict(found.liars),
-        }
-    }
+    return {"secure": secure_values(record.secure)} if record.HasField("secure") else {}
 
 
 def run_record(snapshot: runs_pb2.RunSnapshot, *, rounds: bool = True) -> dict[str, Any]:

@@ -21,13 +21,14 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+from atoll.client.mask_order import mask_order
 from atoll.client.party import Agreed, Party
 from atoll.client.private_update import Facts, PrivateUpdate
 from atoll.client.refusal import as_refusal, without_values
 from atoll.client.sealed import erase
 from atoll.client.session_state import SessionState, digest_of
-from atoll.cluster.messages import Mask, Masked, MaskKey
-from atoll.privacy.secagg import keys, site
+from atoll.cluster.messages import Mask, Masked
+from atoll.privacy.secagg import site
 from atoll.privacy.secagg.agreement import Opening, Terms, agree, counters, payload_name
 from atoll.privacy.secagg.levels import effective_bits
 from atoll.privacy.secagg.messages import Survivors, read_bitmap
@@ -246,22 +247,14 @@ class SecureSession:
     def _order(self, step: pb.SecureStep, state: SessionState, terms: Terms) -> Mask:
         """What the worker has to write. Whom it is masked with is kept with the answer: before, nothing has left."""
         update = self._update.facts()
-        exact, reals = site.masks(terms.plan, self._with_shares(state, terms, step))
-        return Mask(
-            key=f"{self._key}/{step.session}",
-            round=update.round,
-            private_path=str(self._update.path),
-            out_path=str(self.masked_path(step.session)),
-            exact=counters(terms, update.weight, update.metrics, site=self._party.name),
-            exact_masks=_mask_keys(exact),
-            masks=_mask_keys(reals),
-            bits=terms.bits,
-            scale=terms.scale,
-            share=update.weight / terms.max_weight,
-            num_sites=terms.num_sites,
-            bound=terms.section.bound,
-            max_clipped=terms.max_clipped,
-            staleness=terms.opening.staleness(self._party.name),
+        return mask_order(
+            f"{self._key}/{step.session}",
+            terms,
+            self._party.name,
+            update,
+            site.masks(terms.plan, self._with_shares(state, terms, step)),
+            private=self._update.path,
+            out=self.masked_path(step.session),
         )
 
     def _confirm(self, step: pb.SecureStep, state: SiteState, terms: Terms) -> pb.SecureAnswer:
@@ -352,7 +345,3 @@ class SecureSession:
 
     def _audit(self, step: pb.SecureStep, what: str) -> None:
         audit.info("%s session %d %s: %s", self._key, step.session, step.WhichOneof("step"), what)
-
-
-def _mask_keys(lane: tuple[keys.Mask, ...]) -> list[MaskKey]:
-    return [MaskKey(key_hex=mask.key.hex(), negative=mask.negative) for mask in lane]

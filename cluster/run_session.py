@@ -7,7 +7,7 @@ is on the disk (`SiteState`) and nowhere else, so a worker that was killed and s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from atoll.aggregation.by_round import ByRound
 from atoll.aggregation.download import Download
 from atoll.aggregation.encode import encode_update
 from atoll.aggregation.fragments import Fragments
@@ -26,7 +27,8 @@ from atoll.aggregation.mixing import distance
 from atoll.aggregation.rounding import Rounding, rounding_key
 from atoll.aggregation.rules.rule import LocalRule, Watching
 from atoll.aggregation.schedule import Asynchronous
-from atoll.aggregation.strategy import Strategy, resolve
+from atoll.aggregation.stages import Strategies
+from atoll.aggregation.strategy import Strategy
 from atoll.cluster import personal
 from atoll.cluster.app import App
 from atoll.cluster.batches import plan_work
@@ -34,7 +36,7 @@ from atoll.cluster.carried_over import CarriedOver, RoundCarried
 from atoll.cluster.evaluate import evaluate
 from atoll.cluster.local_loop import train_locally
 from atoll.cluster.masking import mask_by_strategy
-from atoll.cluster.messages import Evaluate, Evaluated, Mask, Masked, Part, Prepared, Train, Trained
+from atoll.cluster.messages import Evaluate, Evaluated, Mask, Masked, Prepared, Train, Trained
 from atoll.cluster.mixed_model import CONSENSUS, mixed_model, write_model
 from atoll.cluster.own_model import OwnModel
 from atoll.cluster.pairing import Pairing
@@ -62,13 +64,15 @@ class RunSession:
     site: str
     whole: Job
     job: Job  # as it is in the rounds that this is opened for
+    stages: Strategies
     strategy: Strategy
     manifest: Manifest
-    fragments: Fragments
+    exchanged: ByRound[Fragments]
+    fragments: Fragments  # of the rounds that this is opened for
     device: torch.device
     app: App
     model: nn.Module
-    download: Download | None  # how versions come, where a codec makes them smaller
+    downloads: ByRound[Download | None]  # how the rounds' base versions come, where a codec makes them smaller
     transient: Mapping[str, Tensor]  # non-persistent buffers as they were when the model was new
     state: SiteState
     pairing: Pairing
@@ -86,9 +90,13 @@ class RunSession:
         """What the agent wants to know before it accepts the run."""
         return Prepared(
             max_weight=self.training.max_weight if self.training else 0,
-            update_bytes=max(f.layout.num_bytes for f in self.fragments.all) if self.training else 0,
+            update_bytes=max(f.layout.num_bytes for one in self.exchanged for f in one.all) if self.training else 0,
             device=str(self.device),
-            download_bytes=self.download.num_bytes if self.download else 0,
+            download_bytes=[
+                (begin - 1, download.num_bytes if download else 0)
+                for begin, download in self.downloads.stages
+                if any(self.downloads)
+            ],
             fragments=[(f.start, f.stop) for f in self.fragments.all] if self.fragments.count > 1 else [],
             sums_stale=isinstance(self.strategy.schedule, Asynchronous),
         )
@@ -104,14 +112,22 @@ class RunSession:
             return None
         if job.strategy == self.job.strategy:
             return self
-        strategy, training = resolve(job), self.training
+        strategy, training = self.stages.at(round_), self.training
         if training is not None:
             work = plan_work(self.app, training.dataset, strategy.work)
             training = replace(training, work=work)
             if isinstance(strategy.rule, Watching):
                 strategy.rule.watch(training.optimizer.torch)
-        pairing = Pairing(rule=strategy.rule, state=self.pairing.state)
-        return replace(self, job=job, strategy=strategy, training=training, pairing=pairing)
+        fragments = self.exchanged.at(round_)
+        return replace(
+            self,
+            job=job,
+            strategy=strategy,
+            fragments=fragments,
+            own_model=OwnModel(fragments, strategy.exchange.alpha),
+            training=training,
+            pairing=Pairing(rule=strategy.rule, state=self.pairing.state),
+        )
 
     def train(self, request: Train, on_step: OnStep) -> Trained:
         """One round: load the base, train, write the update.
@@ -131,7 +147,7 @@ class RunSession:
         room = self._room(Path(request.out_path), num_bytes)
         carry = self.carried_over
         carried_over = carry.begin(request.round, request.counted_round) if carry else nullcontext()
-        with self._open_base(Path(request.base_path), request.mix) as base, room as out, carried_over as carried:
+        with self._open_base(request) as base, room as out, carried_over as carried:
             kept = self.state.load(request.round)
             self._load(base, kept)
             self.pairing.resume(request.counted_round, self._views(base))
@@ -174,7 +190,7 @@ class RunSession:
     def _collected(self, request: Train, training: Training) -> Trained:
         """The difference of the site's own model to the base version; each site's counts the same."""
         with (
-            self._open_base(Path(request.base_path)) as base,
+            self._open_base(request, mixes=False) as base,
             self._room(Path(request.out_path), self.layout.num_bytes) as out,
         ):
             own = mixed_model(self.layout, request.mix)
@@ -189,7 +205,7 @@ class RunSession:
             BadUpdate: a metric is not finite.
         """
         metrics: dict[str, tuple[float, float]] = {}
-        with self._open_base(Path(request.base_path)) as base:
+        with self._open_base(request, mixes=False) as base:
             if request.mix:
                 mixed = mixed_model(self.layout, request.mix)
                 metrics[CONSENSUS] = distance(self.layout, mixed.map, base.map), 1.0
@@ -217,18 +233,19 @@ class RunSession:
         return self.training
 
     @contextmanager
-    def _open_base(self, path: Path, mix: Sequence[Part] = ()) -> Iterator[ModelFile]:
-        """The base version, mapped, or decoded into memory where it came by a codec; what is mixed, where `mix` says."""
-        if mix:
-            yield mixed_model(self.layout, mix)
+    def _open_base(self, request: Train | Evaluate, *, mixes: bool = True) -> Iterator[ModelFile]:
+        """The base version, mapped, or decoded into memory where it came by a codec; what is mixed, where that counts."""
+        if mixes and request.mix:
+            yield mixed_model(self.layout, request.mix)
             return
-        if self.download is None:
+        path, download = Path(request.base_path), self.downloads.at(request.base_version + 1)
+        if download is None:
             with open_model(path) as base:
                 yield base
             return
         data = bytearray(self.manifest.num_bytes)
         with map_file(path) as payload:
-            self.download.read(payload, data)
+            download.read(payload, data)
         view = memoryview(data).toreadonly()
         yield ModelFile(manifest=self.manifest, data_offset=0, num_bytes=len(data), map=view, metadata={})
 

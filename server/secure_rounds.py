@@ -13,6 +13,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from atoll.privacy.secagg.agreement import Opening, Own, agree
+from atoll.server import secured
 from atoll.server.events import Broken
 from atoll.server.round import Round, Secured
 from atoll.server.secure_events import GivenUp, SessionFailed, SessionOpened, Unmasked
@@ -228,24 +229,12 @@ class SecureRounds:
         active = {member.site for member in members.members if member.status == ACTIVE}
         own = set(self._work.parts(round_)[part]) & set(round_.closing)
         there = {site for site in own if site in self._driver.state.members and site in active}
-        if known.revealed and set(known.revealed) <= there:  # their sum may be known: no other one may be told apart
-            there = set(known.revealed)
-        bases = {site: base for site, base in round_.bases.items() if site in there and base < round_.base_version}
-        used = {bases.get(site, round_.base_version) for site in there}
-        if not there:
+        sites = secured.roster(known, there)
+        if not sites:
             raise TooFewSites("none of the sites whose updates are in is there any more", round=round_.number)
-        one = min(there)
-        return Opening(
-            run=self._driver.run,
-            round=round_.number,
-            session=known.session + 1,
-            sites=tuple(sorted(there)),
-            member_list_version=members.version,
-            max_weight=round_.branch_weights[part] if round_.branches else round_.max_weight,
-            base_version=round_.base_version,
-            bases=bases,
-            digests={version: await self._digest(version, one) for version in sorted(used)},
-        )
+        used = {round_.base_version - round_.staleness(site) for site in sites}
+        digests = {version: await self._digest(version, sites[0]) for version in sorted(used)}
+        return secured.opening(round_, part, sites, run=self._driver.run, members=members.version, digests=digests)
 
     def _own(self, round_: Round, members: MemberList) -> Own:
         return Own(

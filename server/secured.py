@@ -7,6 +7,7 @@ round has a session for each of its parts; it is closed with the survivors of al
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from atoll.privacy.secagg.agreement import Opening
@@ -48,6 +49,37 @@ def heard(state: RunState, event: SecureEvent) -> RunState:
             )
             round_ = _closed(state, round_.protected(event.part, known), event.num_parts)
     return _with(state, round_)
+
+
+def roster(known: Secured, there: Collection[str]) -> tuple[str, ...]:
+    """Whom the next session of a cohort is over, of those that are there.
+
+    Once a sum may be known, they are its survivors, where all of them are there: no other sum may be told apart from it.
+    """
+    return tuple(sorted(known.revealed if known.revealed and set(known.revealed) <= set(there) else there))
+
+
+def opening(
+    round_: Round, part: int, sites: tuple[str, ...], *, run: str, members: int, digests: Mapping[int, str]
+) -> Opening:
+    """What the server decides of the next session of a cohort: whose updates, and what they are the difference to.
+
+    Args:
+        sites: the roster, sorted.
+        members: version of the member list.
+        digests: of the base versions of `sites`.
+    """
+    return Opening(
+        run=run,
+        round=round_.number,
+        session=round_.secured.get(part, Secured()).session + 1,
+        sites=sites,
+        member_list_version=members,
+        max_weight=round_.branch_weights[part] if round_.branches else round_.max_weight,
+        base_version=round_.base_version,
+        bases={site: round_.bases[site] for site in sites if round_.staleness(site) > 0},
+        digests=dict(digests),
+    )
 
 
 def _closed(state: RunState, round_: Round, num_parts: int) -> Round:

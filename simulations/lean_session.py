@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from atoll.cluster.app import App
-from atoll.cluster.messages import Part
+from atoll.cluster.messages import Evaluate, Train
 from atoll.cluster.pairing import Pairing
 from atoll.cluster.run_session import RunSession
 from atoll.cluster.site_state import Kept, SiteState
@@ -92,9 +92,9 @@ class LeanSession(RunSession):
         )
 
     @contextmanager
-    def _open_base(self, path: Path, mix: Sequence[Part] = ()) -> Iterator[ModelFile]:
-        assert not mix  # gossip is refused
-        yield self.shared.bases(path.name)
+    def _open_base(self, request: Train | Evaluate, *, mixes: bool = True) -> Iterator[ModelFile]:
+        assert not request.mix  # gossip is refused
+        yield self.shared.bases(Path(request.base_path).name)
 
     def _room(self, path: Path, num_bytes: int) -> AbstractContextManager[memoryview]:
         return nullcontext(self.shared.room(path, num_bytes))

@@ -35,6 +35,9 @@ def app_of(job: Job, app: type[App] | None, home: Path | None) -> tuple[type[App
     place = Place(home=root, settings=load_settings(root))
     if app is not None:
         return app, place.settings
+    if job.job.app is None:
+        text = "a script has a loop of its own, and a simulation plays the sites in one process; give the job an app"
+        raise ConfigError(f"job.script = {job.job.script!r}: {text}", key="job.script", value=str(job.job.script))
     entry = app_entry(place, job.job.app)
     return load_app(entry, hash_distribution(entry.distribution)), place.settings
 

@@ -17,6 +17,7 @@ from atoll.wire.errors import LocalError
 from atoll.wire.manifest import Manifest
 from atoll.wire.model_file import create
 from atoll.wire.runs_pb2 import RoundRecord
+from atoll.wire.secure_record import secure_values
 from atoll.wire.tensors import views
 
 ROUNDS_FILE, MODEL_FILE = "rounds.jsonl", "model.safetensors"
@@ -36,6 +37,7 @@ class RoundResult:
     missing: Mapping[str, str]  # reason by site
     bytes_up: int
     bytes_down: int
+    secure: Mapping[str, Any]  # of secure aggregation: how its sum was protected; empty without
     simulated_s: float  # since the run began, when it was committed
     wall_s: float  # the same on the machine that simulates; the rest of a round repeats with equal seeds
 
@@ -53,6 +55,7 @@ class RoundResult:
             missing={site: record.reasons.get(site, "") for site in record.missing},
             bytes_up=record.bytes_up,
             bytes_down=record.bytes_down,
+            secure=secure_values(record.secure) if record.HasField("secure") else {},
             simulated_s=simulated_s,
             wall_s=wall_s,
         )

@@ -42,10 +42,12 @@ from atoll.server.run_state import (
     Task,
     WithdrawTask,
 )
+from atoll.server.secure_events import SecureEvent
 from atoll.server.summary import RunSummary
 from atoll.simulations.clock import Clock
 from atoll.simulations.conditions import Conditions
 from atoll.simulations.engine import Engine
+from atoll.simulations.masked import MaskedWork
 from atoll.simulations.versions import Versions, server_path, site_path
 from atoll.wire.errors import BadUpdate, RemoteError, TooFewSites, to_detail
 from atoll.wire.runs_pb2 import RoundRecord, RunSnapshot
@@ -68,24 +70,23 @@ class SimulatedRun:
         engine: Engine,
         conditions: Conditions,
         labels: Labels,
-        version_bytes: int,
         on_round: OnRound,
         show: Callable[[RunSnapshot], None] | None,
     ) -> None:
         """
         Args:
             conditions: of the sites that take part, in the order of their joining.
-            version_bytes: of a version on its way to a site.
             on_round: called once for each committed round, when its evaluations are in.
             show: called with the run as it stands, a few times a second.
         """
         self.state: RunState = begin(plan)
         self.clock = Clock()
         self.summary = RunSummary(row, plan.num_rounds)
+        self.summary.show(complete=pipeline.complete)
         self._plan, self._pipeline, self._versions, self._engine = plan, pipeline, versions, engine
         self._conditions, self._labels = conditions, labels
         self._on_round, self._show = on_round, show
-        self._version_bytes, self._fragments = version_bytes, engine.fragments
+        self._fragments = engine.fragments
         self._timers: dict[str, int] = {}  # those that are set, by the number of the setting
         self._settings = 0
         self._update = memoryview(b"")  # the one that came last
@@ -136,7 +137,8 @@ class SimulatedRun:
         self._observe(event)
         for action in actions:
             self._act(action)
-        self._commit_if_whole()
+        if not isinstance(event, SecureEvent):
+            self._commit_if_whole()
 
     def _next(self) -> RunEvent | None:
         """What happens next in simulated time; None where it concerns nobody any more."""
@@ -165,15 +167,16 @@ class SimulatedRun:
             self.summary.site_is(task.site, "failed", detail=error.message)
             return TaskLost(task=task.task, attempt=task.attempt, site=task.site, reason=error.message)
         self._update = update
-        self._bytes = (self._bytes[0] + len(update), self._bytes[1])
+        masked = self._plan.masked  # then all that is known of it stays with its site until the round's sessions
+        self._bytes = (self._bytes[0] + (0 if masked else len(update)), self._bytes[1])
         self.summary.site_is(task.site, "accepted")
         return UpdateAccepted(
             task=task.task,
             attempt=task.attempt,
             site=task.site,
             round=task.round,
-            weight=outcome.weight,
-            metrics=dict(outcome.metrics),
+            weight=0 if masked else outcome.weight,
+            metrics={} if masked else dict(outcome.metrics),
         )
 
     def _evaluate(self, sent: Task) -> RunEvent | None:
@@ -275,7 +278,7 @@ class SimulatedRun:
             return
         self._has[task.site] = version
         part = part_of_version(self._fragments, version) if had == version - 1 else None
-        self._bytes = (self._bytes[0], self._bytes[1] + (part.num_bytes if part else self._version_bytes))
+        self._bytes = (self._bytes[0], self._bytes[1] + (part.num_bytes if part else self._versions.bytes_of(version)))
 
     def _arm(self, name: str, after_s: float) -> None:
         self._timers.pop(name, None)
@@ -286,7 +289,11 @@ class SimulatedRun:
 
     def _commit_if_whole(self) -> None:
         while (round_ := self.state.first_closing()) and not set(round_.closing) & set(self._pipeline.lacks(round_)):
-            self._commit(round_)
+            event = self._pipeline.next_event(self.state, round_) if isinstance(self._pipeline, MaskedWork) else None
+            if event is None:
+                self._commit(round_)
+            else:
+                self._tell(event)
 
     def _commit(self, round_: Round) -> None:
         try:
@@ -294,6 +301,8 @@ class SimulatedRun:
         except BadUpdate as error:
             self._tell(Broken(reason=error.message, ours=False))
             return
+        if isinstance(self._pipeline, MaskedWork):
+            self._bytes = (self._bytes[0] + self._pipeline.take_bytes(), self._bytes[1])
         self.summary.round_committed(self.summary.record_of(round_, new.version, self._now_s, self._bytes))
         self._committed_s[round_.number] = self.clock.now_s
         self.state, actions = advance(self._plan, self.state, Committed(round=round_.number, version=new.version))

@@ -185,7 +185,7 @@ class SequentialEngine:
         request = Prepare(
             run="",
             site=site,
-            app_name=self._job.job.app,
+            app_name=self._job.job.code,
             distribution="",
             entry_point="",
             app_hash="",

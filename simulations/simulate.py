@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from atoll.aggregation.download import Download
 from atoll.aggregation.lanes import run_manifest
 from atoll.aggregation.reducers.append import Append
 from atoll.aggregation.schedules.gossip import Gossip
@@ -33,6 +32,7 @@ from atoll.simulations.dropouts import Dropouts
 from atoll.simulations.engine import Kind
 from atoll.simulations.faults import Fault, Faults, load_faults
 from atoll.simulations.lies import LyingSites
+from atoll.simulations.masked import MaskedWork
 from atoll.simulations.opening import app_of, located_job, sites_of
 from atoll.simulations.results import MODEL_FILE, Result, RoundResult, RoundsFile, write_model
 from atoll.simulations.run import Labels, SimulatedRun
@@ -61,6 +61,7 @@ def simulate(
     labels: Labels | Callable[[Sequence[str]], Labels] | None = None,
     dropouts: Dropouts | None = None,
     faults: Sequence[Fault | Mapping[str, Any]] | Path | str = (),
+    session_dropouts: Dropouts | None = None,
     rounding_seed: int = 0,
     engine: Kind = "auto",
     processes: int | None = None,
@@ -89,6 +90,7 @@ def simulate(
         faults: which sites fail, are slow or lie, and when; or the path of a file of them (`simulations/faults.py`).
         engine: "sequential", "processes", or "auto" for the faster one, as the run finds out. The result is the same.
         processes: how many there are; one for each core where None.
+        session_dropouts: how likely a site drops out of a session of secure aggregation, in a phase drawn by lot.
         out: folder for rounds.jsonl and model.safetensors; nothing is written where None.
         on_round: called with each round when its metrics are in.
         show: called with the run as it stands, a few times a second.
@@ -114,7 +116,7 @@ def simulate(
             model = build_model(own, parsed.job.seed).to(device)
             with _scratch(len(found.names) * manifest_of(model).num_bytes) as folder:
                 wish = engine_choice.wished(engine, processes, parsed, device)
-                world = _World(parsed, found, own, model, folder, rounding_seed)
+                world = _World(parsed, found, own, model, folder, rounding_seed, session_dropouts or Dropouts())
                 conditions = Conditions(
                     found.names,
                     speeds=speeds or Speeds(),
@@ -145,9 +147,6 @@ def _require_simulated(job: Job, strategy: Strategy) -> None:
     if job.parallel is not None:
         text = "simulated sites have one process each; remove the table, or run the job in a federation"
         raise ConfigError(f"parallel: {text}", key="parallel")
-    if job.secure_aggregation is not None:
-        key = "privacy.secure_aggregation"
-        raise ConfigError(f"{key}: updates of a simulation go nowhere, so nothing is masked; remove [privacy]", key=key)
     if isinstance(strategy.schedule, Gossip):
         key = "strategy.schedule"
         text = f"{key} = 'gossip': sites of a simulation share one model, and here each has its own, which its neighbours mix"
@@ -168,14 +167,17 @@ def _require_one_app(job: Job) -> None:
 class _World:
     """One simulated run, ready to begin."""
 
-    def __init__(self, job: Job, sites: Sites, app: App, model: nn.Module, folder: Path, seed: int) -> None:
+    def __init__(
+        self, job: Job, sites: Sites, app: App, model: nn.Module, folder: Path, seed: int, drops: Dropouts
+    ) -> None:
         _require_one_app(job)
+        drops.require_sites(sites.names)
         strategy, parameters = resolve(job), job.strategy.parameters or "all"
         frozen = frozen_of(model) if parameters == "trainable" else ()
         self._manifest = run_manifest(manifest_of(model, parameters, frozen), strategy.lanes, strategy.local)
-        download = Download(self._manifest, strategy.download, job.job.seed) if strategy.download else None
+        stages = Strategies(job)
         self._job = job
-        self._versions = Versions(folder, "", self._manifest, download)
+        self._versions = Versions(folder, "", self._manifest, stages.downloads(self._manifest, job.job.seed))
         with self._versions.create(0, {}) as data:
             write_state(self._manifest, model, data)
         self._sequential = SequentialEngine(
@@ -188,17 +190,18 @@ class _World:
             folder=folder,
             seed=seed,
         )
-        strategies = Strategies(job)
-        self.updates = Updates.of(self._manifest, strategies, seed=seed, job_seed=job.job.seed)
-        self._pipeline = Pipeline(
-            run="",
-            strategy=strategy,
-            seed=job.job.seed,
-            manifest=self._manifest,
-            models=self._versions,
-            stages=strategies,
+        self.updates = Updates.of(self._manifest, stages, seed=seed, job_seed=job.job.seed)
+        self._pipeline = self._work(strategy, stages, tuple(sites.names), folder, seed, drops)
+
+    def _work(
+        self, strategy: Strategy, stages: Strategies, sites: tuple[str, ...], folder: Path, seed: int, drops: Dropouts
+    ) -> Pipeline:
+        job, manifest = self._job, self._manifest
+        if job.secure_aggregation is not None:
+            return MaskedWork(job, manifest, self._versions, sites, folder=folder, seed=seed, drops=drops)
+        return Pipeline(
+            run="", strategy=strategy, seed=job.job.seed, manifest=manifest, models=self._versions, stages=stages
         )
-        self._version_bytes = download.num_bytes if download else self._manifest.num_bytes
 
     def play(
         self,
@@ -232,7 +235,6 @@ class _World:
             engine=engine,
             conditions=conditions,
             labels=labels,
-            version_bytes=self._version_bytes,
             on_round=keep,
             show=show,
         )

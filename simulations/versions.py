@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.aggregation.by_round import ByRound
 from atoll.aggregation.download import Download
 from atoll.aggregation.layout import UpdateLayout
 from atoll.aggregation.optimizer_state import OptimizerState
@@ -49,10 +50,9 @@ class Versions(RunModels):
     `folder` is for the buffers, and for reducers that keep all updates of a round.
     """
 
-    def __init__(self, folder: Path, run: str, manifest: Manifest, download: Download | None) -> None:
-        super().__init__(folder, run, manifest, download)
+    def __init__(self, folder: Path, run: str, manifest: Manifest, downloads: ByRound[Download | None]) -> None:
+        super().__init__(folder, run, manifest, downloads)
         self._layout_of = manifest
-        self._codec = download
         self._whole: dict[_Form, _Buffer] = {}
         self._metadata: dict[_Form, dict[str, str]] = {}
         self._optimizers: dict[_Form, OptimizerState] = {}
@@ -81,6 +81,11 @@ class Versions(RunModels):
         yield memoryview(buffer.data)
         self._whole[version, branch], self._metadata[version, branch] = buffer, metadata
 
+    def bytes_of(self, version: int) -> int:
+        """Length of a version on its way to a site."""
+        codec = self.download_of(version)
+        return self._layout_of.num_bytes if codec is None else codec.num_bytes
+
     def named(self, path: str) -> ModelFile:
         """The version that `site_path` or `server_path` gave this path; the same object for the same buffer."""
         name = self._lent.get(path) or self.buffer_of(path)
@@ -97,10 +102,11 @@ class Versions(RunModels):
         version, kind, *branch = path.split(".")
         form = int(version), int(branch[0]) if branch else None
         self.open(*form)
-        if kind == "server" or self._codec is None:
+        codec = self.download_of(form[0])
+        if kind == "server" or codec is None:
             return self._whole[form].name
         if form not in self._decoded:
-            self._decoded[form] = self._decode(self._codec, form)
+            self._decoded[form] = self._decode(codec, form)
         return self._decoded[form].name
 
     def lend(self, path: str, buffer: str) -> None:

@@ -21,7 +21,7 @@ from atoll.privacy.secagg.masks import KeyStream, Lane
 
 _MAGIC: Final = 1.5 * 2.0**84  # 1.5 * 2^52 in units of 2^32: a float64 beside it keeps its integer in its low half
 _RANDOM: Final = np.dtype("<i4")
-_PART_VALUES: Final = 1 << 15  # 256 KiB as float64
+_PART_VALUES: Final = 1 << 16  # 512 KiB as float64
 
 
 class Quantiser:
@@ -58,14 +58,18 @@ class Levels:
 
     def write(self, values: NDArray[np.floating[Any]], out: Lane) -> None:
         """Those of the next values (finite, within the bound), as many as `out` has room for."""
+        units, random, whole = _scratch.unit, _scratch.random, _scratch.whole
         for begin in range(0, values.size, _PART_VALUES):
-            end = min(values.size, begin + _PART_VALUES)
-            unit = _scratch.unit[: end - begin]
+            size = min(_PART_VALUES, values.size - begin)
+            unit = units[:size]
             # In units of 2^-32: the value, a uniform number from -1/2 to 1/2, and a constant that rounds to integers.
-            np.multiply(values[begin:end], self._scale, unit, dtype=np.float64)
-            np.add(unit, self._stream.next(unit.size, _RANDOM), unit)
+            # Casts are copies of their own: operations that cast allocate buffers, and so hold up other threads.
+            np.copyto(unit, values[begin : begin + size])
+            np.multiply(unit, self._scale, unit)
+            np.copyto(random[:size], self._stream.next(size, _RANDOM))
+            np.add(unit, random[:size], unit)
             np.add(unit, _MAGIC, unit)
-            np.copyto(out[begin:end], unit.view("<u8"), casting="unsafe")  # the low half, as the ring has it
+            np.copyto(out[begin : begin + size], whole[:size], casting="unsafe")  # the low half, as the ring has it
 
 
 class _Scratch(threading.local):
@@ -73,6 +77,8 @@ class _Scratch(threading.local):
 
     def __init__(self) -> None:
         self.unit = np.empty(_PART_VALUES)
+        self.random = np.empty(_PART_VALUES)
+        self.whole = self.unit.view("<u8")
 
 
 _scratch = _Scratch()

@@ -34,10 +34,11 @@ from atoll.wire.checksum import crc32_of
 from atoll.wire.errors import BadUpdate
 
 SLICE_VALUES: Final = 1 << 20
-"""What a thread takes at a time: some milliseconds of work beside the microseconds that setting up the ciphers takes."""
+"""At most what a thread takes at a time: milliseconds of work beside the microseconds that setting up the ciphers takes."""
 BLOCK_VALUES: Final = 1 << 16
 """Levels that are quantised and masked before the next ones: `masks.BLOCK_BYTES` of a lane of 32 bits."""
 
+_PAGE_VALUES: Final = 1 << 12
 _KEY_LABEL: Final = b"atoll/secagg/rounding/1\0"
 
 
@@ -155,6 +156,13 @@ class RealsLane:
         return found
 
 
+def slice_values(num_values: int, num_threads: int) -> int:
+    """Values of a slice, such that all threads have the same number of slices; the last one may be shorter."""
+    rounds = -(-num_values // (num_threads * SLICE_VALUES))
+    each = -(-num_values // max(1, rounds * num_threads))
+    return max(1, -(-each // _PAGE_VALUES)) * _PAGE_VALUES
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
     """What was written, by what its receiver compares."""
@@ -188,18 +196,19 @@ def write_input(
         raise ValueError(f"an input of {head + width * reals.num_values} bytes into {out.nbytes}")
     _write_exact(out[:head], exact, exact_masks)
     lane = np.frombuffer(out[head:], dtype=reals.dtype)
+    num_threads = num_threads or os.cpu_count() or 1
+    size = slice_values(reals.num_values, num_threads)
 
     def write(start: int) -> memoryview:
         on_slice()
-        part = lane[start : start + SLICE_VALUES]
+        part = lane[start : start + size]
         reals.write(start, part)
         return part.data.cast("B")
 
     digest, crc32 = hashlib.sha256(out[:head]), crc32_of(out[:head])
-    num_threads = num_threads or os.cpu_count() or 1
     with ThreadPoolExecutor(num_threads, thread_name_prefix="masking") as pool:
         # Slices are hashed in their order, while later ones are made; a few ahead, so that they come from the cache.
-        starts, ahead = iter(range(0, reals.num_values, SLICE_VALUES)), deque[Future[memoryview]]()
+        starts, ahead = iter(range(0, reals.num_values, size)), deque[Future[memoryview]]()
         try:
             ahead.extend(pool.submit(write, start) for start in islice(starts, 2 * num_threads))
             while ahead:

@@ -42,16 +42,20 @@ class KeyStream:
     """The bytes of a key stream from `offset` on, one piece after the other."""
 
     def __init__(self, key: bytes, offset: int) -> None:
-        block, skipped = divmod(offset, _AES_BLOCK)
-        cipher = Cipher(algorithms.AES256(key), modes.CTR(block.to_bytes(_AES_BLOCK, "big")))
-        self._encryptor: CipherContext = cipher.encryptor()
-        if skipped:
-            self._encryptor.update(bytes(skipped))
+        self._encryptor = _encryptor_at(key, offset)
 
     def next(self, num_values: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         """The next values, at most `BLOCK_BYTES` of them, which are this thread's until its next call of any stream."""
         self._encryptor.update_into(_ZEROS[: num_values * dtype.itemsize], _scratch.data)
         return _scratch.views[dtype][:num_values]
+
+
+def _encryptor_at(key: bytes, offset: int) -> CipherContext:
+    """AES-256 in counter mode, of which the next byte is number `offset`."""
+    block, skipped = divmod(offset, _AES_BLOCK)
+    encryptor = Cipher(algorithms.AES256(key), modes.CTR(block.to_bytes(_AES_BLOCK, "big"))).encryptor()
+    encryptor.update(bytes(skipped))
+    return encryptor
 
 
 class Masking:
@@ -61,13 +65,17 @@ class Masking:
         """`start` is the place of the first value in the lane, whose values are uint16, uint32 or uint64."""
         self._dtype = dtype
         self._streams = [
-            (KeyStream(mask.key, start * dtype.itemsize), np.subtract if mask.negative else np.add) for mask in masks
+            (_encryptor_at(mask.key, start * dtype.itemsize).update_into, np.subtract if mask.negative else np.add)
+            for mask in masks
         ]
 
     def add(self, block: Lane) -> None:
         """The masks of the next values, at most `BLOCK_BYTES` of them."""
-        for stream, change in self._streams:
-            change(block, stream.next(block.size, self._dtype), block)
+        zeros, data, stream = _ZEROS[: block.nbytes], _scratch.data, _scratch.views[self._dtype][: block.size]
+        # Two calls a mask and nothing between: what holds the interpreter here keeps all other threads from theirs.
+        for encrypt_into, change in self._streams:
+            encrypt_into(zeros, data)
+            change(block, stream, block)
 
 
 def add_masks(values: Lane, start: int, masks: Sequence[Mask]) -> None:

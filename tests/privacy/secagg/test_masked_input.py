@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from atoll.privacy.secagg import masked_input
 from atoll.privacy.secagg.keys import Mask
 from atoll.privacy.secagg.levels import Bits, largest_level
-from atoll.privacy.secagg.masked_input import Encoding, Reals, RealsLane, rounding_key, write_input
+from atoll.privacy.secagg.masked_input import Encoding, Reals, RealsLane, rounding_key, slice_values, write_input
 from atoll.wire.errors import BadUpdate
 
 KEY = rounding_key(b"\x07" * 32, 3)
@@ -97,6 +97,18 @@ def test_threads_slices_and_blocks_change_no_byte(
     found = {written(values, encoding(bits), num_threads=number) for number in (1, 2, 5)}
     monkeypatch.undo()
     assert found == {written(values, encoding(bits))}
+
+
+@settings(max_examples=200, deadline=None)
+@given(num_values=st.integers(0, 10**9), num_threads=st.integers(1, 64))
+def test_threads_have_slices_alike(num_values: int, num_threads: int) -> None:
+    size = slice_values(num_values, num_threads)
+    assert 0 < size <= masked_input.SLICE_VALUES
+    slices = -(-num_values // size)
+    rounds = -(-slices // num_threads)
+    assert (
+        rounds * size <= num_values / num_threads + rounds * 4096
+    )  # no thread works on more than its share and a page
 
 
 @settings(max_examples=30, deadline=None)
