@@ -252,6 +252,16 @@ def initial(schedule: Schedule[S], num_rounds: int, seed: int, done_rounds: int,
 
 
 @runtime_checkable
+class Changeable(Protocol):
+    """A schedule whose options may be others from a round on: its state means the same to all of them."""
+
+    @property
+    def fixed(self) -> Mapping[str, object]:
+        """By option, what has to be the same in all rounds of a run."""
+        ...
+
+
+@runtime_checkable
 class Asynchronous(Protocol):
     """A schedule whose rounds take updates of older base versions too."""
 

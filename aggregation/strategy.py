@@ -47,6 +47,7 @@ from atoll.aggregation.schedule import (
     TimerFired,
 )
 from atoll.aggregation.schedules.rounds import Rounds
+from atoll.aggregation.script_terms import require_scriptable
 from atoll.aggregation.server_optimizers import ServerOptimizer
 from atoll.wire.errors import ConfigError
 from atoll.wire.job import Job, Part, StrategySection, WorkSection
@@ -155,7 +156,7 @@ def resolve(job: Job) -> Strategy:
         _values(section, wanted, made, job),
     )
     exchange = made["schedule"].exchange if isinstance(made["schedule"], Stepped) else Exchange()
-    return Strategy(
+    strategy = Strategy(
         name=section.kind,
         work=_work(section.work, exchange, wanted["schedule"]["kind"]),
         exchange=exchange,
@@ -165,6 +166,9 @@ def resolve(job: Job) -> Strategy:
         bound=section.sum.bound,
         **made,
     )
+    if job.job.script is not None:
+        require_scriptable(job, strategy)
+    return strategy
 
 
 def _work(section: WorkSection, exchange: Exchange, schedule: str) -> WorkSection:

@@ -146,7 +146,7 @@ def do(trial: Trial) -> Outcome:
 
 def grid(strategy: str) -> tuple[float, ...]:
     """Server learning rates that are tried."""
-    return (0.003, 0.01) if BUILT_IN[strategy].part("optimizer")["kind"] != "sgd" else (0.5, 1.0)
+    return (0.003, 0.01, 0.03, 0.1) if BUILT_IN[strategy].part("optimizer")["kind"] != "sgd" else (0.5, 1.0)
 
 
 class Runs:

@@ -1,9 +1,9 @@
-"""`atoll simulate`: a job with all its sites in this process."""
+"""`atoll simulate`: a job with all its sites on this machine."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -36,12 +36,20 @@ def simulate(
         typer.Option("--server-data", metavar="KEY=VALUE", help="The same for evaluation at the server, with {site}."),
     ] = None,
     partition: Annotated[
-        str, typer.Option("--partition", help="iid, dirichlet or shards: how the data is spread over the sites.")
+        str,
+        typer.Option(
+            "--partition",
+            help="How the data is spread over the sites: iid, dirichlet, shards, classes, quantity or natural.",
+        ),
     ] = "iid",
     alpha: Annotated[
-        float, typer.Option("--alpha", help="Of dirichlet: 0.1 few classes at each site, 100 all alike.")
+        float,
+        typer.Option(
+            "--alpha", help="Of dirichlet: 0.1 few classes at each site, 100 all alike. Of quantity: the same of sizes."
+        ),
     ] = 0.5,
     shards: Annotated[int, typer.Option("--shards", help="Of shards: how many each site has.")] = 2,
+    classes: Annotated[int, typer.Option("--classes", help="Of classes: exactly how many each site has.")] = 2,
     partition_seed: Annotated[int, typer.Option("--partition-seed", min=0, help="Another seed is another split.")] = 0,
     step_seconds: Annotated[
         float, typer.Option("--step-seconds", help="Simulated time of an optimizer step; 0: no time passes.")
@@ -68,9 +76,20 @@ def simulate(
             help="A label of the sites: its values, with commas between, are dealt to them in turn.",
         ),
     ] = None,
+    engine: Annotated[
+        str,
+        typer.Option("--engine", help="auto, sequential or processes: who does the sites' work. Results are the same."),
+    ] = "auto",
+    processes: Annotated[
+        int | None, typer.Option("--processes", min=1, show_default="one for each core", help="How many there are.")
+    ] = None,
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Folder for rounds.jsonl and model.safetensors.")
     ] = Path("simulation-out"),
+    preview: Annotated[
+        bool,
+        typer.Option("--preview", help="Show how the data would lie over the sites, draw it into --out, and end."),
+    ] = False,
     home: options.PersonHome = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -83,25 +102,29 @@ def simulate(
     \b
     Examples:
       atoll simulate job.toml --sites 100 --data path=central.npz --partition dirichlet --alpha 0.1
+      atoll simulate job.toml --sites 20 --data path=central.npz --partition classes --classes 2 --preview
       atoll simulate job.toml --sites 3 --data 'path=data/{site}.npz' --json | jq .metrics
       atoll simulate job.toml --sites 50 --step-seconds 0.01 --stragglers 0.1
       atoll simulate job.toml --sites 20 --label region=north,south --dropout 0.1
     """
+    from atoll.cli import pairs
     from atoll.cli.live import open_view
     from atoll.cli.output import note, print_json
+    from atoll.cli.preview import show_preview
     from atoll.client.people import default_home, load_settings
     from atoll.simulations.clock import Speeds
     from atoll.simulations.dropouts import Dropouts
+    from atoll.simulations.preview import preview as draw
     from atoll.simulations.simulate import simulate as run
-    from atoll.simulations.simulate import site_names
     from atoll.simulations.sites import Partition
     from atoll.transport.callbacks import Callbacks
     from atoll.transport.news import SnapshotReader
-    from atoll.wire.job import load_job, located
 
-    source = _table(data, "--data")
-    with located(job):
-        names = site_names(load_job(job), sites)
+    source = pairs.table(data, "--data")
+    spread_by = Partition(kind=partition, alpha=alpha, shards_each=shards, classes_each=classes, seed=partition_seed)  # type: ignore[arg-type]  # it says what it takes
+    if preview:
+        show_preview(draw(job, sites=sites, source=source, partition=spread_by, home=home), out, as_json=as_json)
+        return
     callbacks, reader = Callbacks(load_settings(home or default_home()).callbacks), SnapshotReader()
     view = open_view()
 
@@ -115,13 +138,15 @@ def simulate(
             job,
             sites=sites,
             source=source,
-            server_source=_table(server_data, "--server-data"),
-            partition=Partition(kind=partition, alpha=alpha, shards_each=shards, seed=partition_seed),  # type: ignore[arg-type]  # it says what it takes
+            server_source=pairs.table(server_data, "--server-data"),
+            partition=spread_by,
             speeds=Speeds(
                 step_s=step_seconds, spread=spread, stragglers=stragglers, slowdown=slowdown, seed=partition_seed
             ),
-            labels=_labels(label, names),
+            labels=lambda names: pairs.labels(label, names),
             dropouts=Dropouts(share=dropout, seed=partition_seed),
+            engine=engine,  # type: ignore[arg-type]  # as partition
+            processes=processes,
             session_dropouts=Dropouts(share=session_dropout, seed=partition_seed),
             out=out,
             show=show,
@@ -141,42 +166,6 @@ def simulate(
     if result.status != "finished":
         note(f"atoll: the run is {result.status}: {result.reason}")
         raise typer.Exit(ExitCode.NOT_FINISHED)
-
-
-def _table(pairs: list[str] | None, option: str) -> dict[str, Any] | None:
-    """`KEY=VALUE` pairs as a table; a value that is TOML, such as 3 or true, is read as such."""
-    if pairs is None:
-        return None
-    import tomllib
-
-    from atoll.wire.errors import ConfigError
-
-    table: dict[str, Any] = {}
-    for pair in pairs:
-        key, found, value = pair.partition("=")
-        if not found or not key:
-            raise ConfigError(f"{option} {pair!r}: wanted KEY=VALUE", key=option, value=pair, bound="KEY=VALUE")
-        try:
-            table[key] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            table[key] = value
-    return table
-
-
-def _labels(pairs: list[str] | None, sites: list[str]) -> dict[str, dict[str, str]]:
-    """Labels by site, of `NAME=VALUE,VALUE` pairs."""
-    from atoll.wire.errors import ConfigError
-
-    labels: dict[str, dict[str, str]] = {site: {} for site in sites}
-    for pair in pairs or ():
-        name, _, values = pair.partition("=")
-        dealt = values.split(",")
-        if not name or not all(dealt):
-            wanted = "NAME=VALUE,VALUE"
-            raise ConfigError(f"--label {pair!r}: wanted {wanted}", key="--label", value=pair, bound=wanted)
-        for place, site in enumerate(sites):
-            labels[site][name] = dealt[place % len(dealt)]
-    return labels
 
 
 def _lines(result: Result, out: Path) -> list[str]:

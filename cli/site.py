@@ -86,6 +86,27 @@ def run(home: options.SiteHome = None) -> None:
     run_agent(_joined(home))
 
 
+@commands.command(name="exec")
+def exec_(
+    run: options.RunId,
+    command: Annotated[list[str], typer.Argument(metavar="CMD...", help="The script, after '--'.")],
+    home: options.SiteHome = None,
+) -> None:
+    """Run a script as the worker of a run.
+
+    For jobs that name a script, which calls atoll.join() or atoll.connect(). The site's agent runs beside it, and does the rest. The exit code is the script's.
+
+    \b
+    Examples:
+      atoll site exec latest -- python train.py
+      atoll site exec latest -- torchrun --nproc-per-node 2 train.py
+    """
+    from atoll.client.exec_script import exec_script
+
+    code = exec_script(_joined(home), run, command)
+    raise typer.Exit(code if code >= 0 else 128 - code)
+
+
 @commands.command()
 def status(home: options.SiteHome = None, as_json: options.AsJson = False) -> None:
     """Show what the agent on this machine does.

@@ -93,7 +93,7 @@ class Board:
 
     def preparing(self, run: str, job: Job) -> None:
         """The worker of a run is being started."""
-        self._set(run, name=job.job.name, app=job.job.app, num_rounds=job.job.rounds, state="preparing", detail="")
+        self._set(run, name=job.job.name, app=job.job.code, num_rounds=job.job.rounds, state="preparing", detail="")
 
     def ready(self, run: str, device: str) -> None:
         """The worker has loaded app, model and data."""

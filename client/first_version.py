@@ -7,11 +7,12 @@ The server never imports an app, so the model's schema and its first values come
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from atoll.client.first_of_script import FirstVersion as FirstVersion  # noqa: PLC0414  named from here by all others
+from atoll.client.first_of_script import copy_tensors, first_of_script
 from atoll.client.people import SETTINGS_FILE, Person, Place
 from atoll.cluster.registry import GROUP, AppEntry, failure_of, hash_distribution, load_app
 from atoll.wire.checksum import crc32_of
@@ -25,16 +26,6 @@ from atoll.wire.room import reserve
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FirstVersion:
-    """What a submission needs beside the job."""
-
-    manifest: bytes  # serialised
-    app_hash: str  # SHA-256, hex
-    path: Path  # holds exactly the manifest's bytes
-    crc32: int
 
 
 def app_entry(person: Person | Place, name: str) -> AppEntry:
@@ -80,10 +71,12 @@ def build_first_version(person: Person, job: Job, folder: Path) -> FirstVersion:
 
     # The server and the sites do the same: a mistake is told here, before anything is sent.
     strategy = Strategies(job).first
-    entry = app_entry(person, job.job.app)
-    app_hash = hash_distribution(entry.distribution)
     path = folder / "version-0.bin"
     start = Path(job.job.start) if job.job.start is not None else None
+    if job.job.script is not None:
+        return first_of_script(person, job, path, start)
+    entry = app_entry(person, job.job.code)
+    app_hash = hash_distribution(entry.distribution)
     try:
         if isinstance(strategy.reducer, Append) or job.statistics is not None:
             manifest, crc32 = _write_payloads(path, start)
@@ -132,16 +125,7 @@ def _copy(path: Path, manifest: Manifest, start: Path) -> int:
     """Writes a model file's values as the manifest's bytes, tensor by tensor, lanes as zeros; returns their crc32."""
     with open_model(start) as model:
         _require_tensors(manifest.model, model.manifest, start)
-        with path.open("wb+") as file:
-            if manifest.num_bytes == 0:
-                return 0
-            reserve(file.fileno(), manifest.num_bytes)
-            with mmap.mmap(file.fileno(), manifest.num_bytes) as mapped, memoryview(mapped) as data:
-                for name in (spec.name for spec in manifest.model):
-                    spec = manifest[name]
-                    begin = model.manifest[spec.name].offset
-                    data[spec.offset : spec.offset + spec.num_bytes] = model.map[begin : begin + spec.num_bytes]
-                return crc32_of(data)
+        return copy_tensors(path, manifest, model)
 
 
 def _require_tensors(wanted: Manifest, found: Manifest, start: Path) -> None:
@@ -175,7 +159,7 @@ def _check_stage(first: Manifest, later: Manifest, number: int) -> None:
 def _build_model(person: Person, entry: AppEntry, app_hash: str, job: Job) -> nn.Module:
     from atoll.cluster.app import build_app, build_model
 
-    app = build_app(load_app(entry, app_hash), job.app, person.settings.source(job.data_name))
+    app = build_app(load_app(entry, app_hash), job.app, person.settings.source(job.data_name or ""))
     try:
         return build_model(app, job.job.seed)
     except AtollError:

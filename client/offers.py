@@ -17,7 +17,7 @@ from atoll.client.left_state import app_folder, take_up
 from atoll.client.policy import Request, check_request, tasks_of, zones_of
 from atoll.client.settings import AppSection, SiteSettings
 from atoll.cluster.messages import Prepare
-from atoll.cluster.registry import hash_distribution
+from atoll.cluster.registry import hash_distribution, hash_script
 from atoll.cluster.rounding_secret import reproducible_secret
 from atoll.transport.durable import disk_errors, private_folder
 from atoll.wire import control_pb2 as pb
@@ -34,25 +34,32 @@ class Admission:
     run: str
     job: Job
     manifest: Manifest
-    app: AppSection | None  # None of a region: its sites have it
+    app: AppSection | None  # None of a region: its sites have it; and of a script
+    script: Path | None  # of a job that names one; None of a region
     app_hash: str  # SHA-256, hex: as offered, and as installed here
     data: dict[str, Any]  # the table [data.NAME]
     submitted_by: str
 
 
 def admit(offer: pb.RunOffer, *, settings: SiteSettings, home: SiteHome) -> Admission:
-    """The run as this site may do it. Reads the policy and hashes the app's files: blocks.
+    """The run as this site may do it. Reads the policy and hashes the app's files, or the script: blocks.
 
     Raises:
         Malformed: the offer is none.
         PolicyRefused: the policy says no.
-        Unknown: no such app or data here.
-        NotAllowed: the app that is installed here is another one; both hashes are in it.
+        Unknown: no such app, script or data here.
+        NotAllowed: the app or script that is here is another one; both hashes are in it.
     """
     site = settings.site.name
     job = _consented(offer, settings, home)
-    app = _app(job.job.app, settings, offer.run)
-    _check_hash(job.job.app, app, offer, site)
+    app = script = None
+    if job.job.script is None:
+        app = _app(job.job.code, settings, offer.run)
+        _check_hash(job.job.code, app, offer, site)
+    else:
+        script = _script(job.job.script, settings, offer)
+    if job.data_name is None:
+        return _admission(offer, job, app, {}, script)
     if job.data_name not in settings.data:
         raise Unknown(
             f"site {site} has no data {job.data_name!r}: its administrator has to add [data.{job.data_name}]",
@@ -62,7 +69,7 @@ def admit(offer: pb.RunOffer, *, settings: SiteSettings, home: SiteHome) -> Admi
             value=job.data_name,
             bound=", ".join(settings.data),
         )
-    return _admission(offer, job, app, settings.data[job.data_name])
+    return _admission(offer, job, app, settings.data[job.data_name], script)
 
 
 def admit_region(offer: pb.RunOffer, *, settings: SiteSettings, home: SiteHome) -> Admission:
@@ -81,7 +88,7 @@ def _consented(offer: pb.RunOffer, settings: SiteSettings, home: SiteHome) -> Jo
     job = _job(offer, site)
     request = Request(
         run=offer.run,
-        app=job.job.app,
+        app=job.job.code,
         app_hash=offer.app_hash,
         num_rounds=job.job.rounds,
         fewest_sites=offer.fewest_sites,
@@ -94,8 +101,11 @@ def _consented(offer: pb.RunOffer, settings: SiteSettings, home: SiteHome) -> Jo
     return job
 
 
-def _admission(offer: pb.RunOffer, job: Job, app: AppSection | None, data: dict[str, Any]) -> Admission:
+def _admission(
+    offer: pb.RunOffer, job: Job, app: AppSection | None, data: dict[str, Any], script: Path | None = None
+) -> Admission:
     return Admission(
+        script=script,
         run=offer.run,
         job=job,
         manifest=Manifest.decode(offer.manifest),
@@ -120,7 +130,7 @@ def _app(name: str, settings: SiteSettings, run: str) -> AppSection:
     site = settings.site.name
     if name in settings.apps:
         return settings.apps[name]
-    what = "it is a script here, and scripts join by themselves" if name in settings.scripts else "add [apps] for it"
+    what = "it is a script here: the job says script = ..." if name in settings.scripts else "add [apps] for it"
     raise Unknown(
         f"site {site} knows no app {name!r}: {what}",
         site=site,
@@ -129,6 +139,43 @@ def _app(name: str, settings: SiteSettings, run: str) -> AppSection:
         value=name,
         bound=", ".join(settings.apps),
     )
+
+
+def _script(name: str, settings: SiteSettings, offer: pb.RunOffer) -> Path:
+    """The file of a script that is the run's. Raises Unknown, NotAllowed."""
+    site = settings.site.name
+    if name not in settings.scripts:
+        what = "it is an app here: the job says app = ..." if name in settings.apps else f"add [scripts.{name}] for it"
+        raise Unknown(
+            f"site {site} knows no script {name!r}: {what}",
+            site=site,
+            run=offer.run,
+            field="script",
+            value=name,
+            bound=", ".join(settings.scripts),
+        )
+    path = settings.scripts[name].path
+    try:
+        found = hash_script(path)
+    except Unknown:  # whose text has the path, which stays here
+        raise Unknown(
+            f"site {site} cannot read its script {name!r}: correct its path under [scripts.{name}] of site.toml",
+            site=site,
+            run=offer.run,
+            field="script",
+            value=name,
+        ) from None
+    if found != offer.app_hash:
+        raise NotAllowed(
+            f"script {name!r} at site {site} has hash {found}, the run wants {offer.app_hash}: put the same file at the site "
+            "and at the researcher",
+            site=site,
+            run=offer.run,
+            field="script_hash",
+            value=found,
+            bound=offer.app_hash,
+        )
+    return path
 
 
 def _check_hash(name: str, app: AppSection, offer: pb.RunOffer, site: str) -> None:
@@ -163,7 +210,7 @@ def preparation(admission: Admission, *, settings: SiteSettings, home: SiteHome,
     return Prepare(
         run=admission.run,
         site=settings.site.name,
-        app_name=admission.job.job.app,
+        app_name=admission.job.job.code,
         distribution=admission.app.distribution if admission.app else "",
         entry_point=admission.app.entry_point if admission.app else "",
         app_hash=admission.app_hash,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from atoll.transport.identity import Identity, holds_identity, load_identity
 from atoll.wire.errors import ConfigError, IdentityError
@@ -30,6 +30,9 @@ STARTER = """\
 # distribution = "atoll-examples"
 # entry_point  = "fashion"
 #
+# [scripts.segmentation]            # of a job that names a script of the sites; or hash = "..." in place of path
+# path = "/home/ada/train.py"
+#
 # [data.fashion]                    # handed to the app as `source`; building the first model needs no data
 # path = "/data/fashion"
 #
@@ -46,17 +49,31 @@ class AppTable(Strict):
     entry_point: str | None = None  # in the group "atoll.apps"; the app's name where absent
 
 
+class ScriptTable(Strict):
+    """`[scripts.NAME]`: which version of a script of the sites is meant, by a copy of it or by its hash."""
+
+    path: Path | None = None
+    hash: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")  # as `atoll site status` shows it
+
+    @model_validator(mode="after")
+    def _one(self) -> ScriptTable:
+        if (self.path is None) == (self.hash is None):
+            raise ValueError("give path or hash, one of them")
+        return self
+
+
 class PersonSettings(Strict):
     """A whole `user.toml`."""
 
     plaintext: bool = False  # development only, loopback only, and the server must say the same
     apps: dict[str, AppTable] = Field(default_factory=dict)
+    scripts: dict[str, ScriptTable] = Field(default_factory=dict)
     data: dict[str, dict[str, Any]] = Field(default_factory=dict)
     callbacks: dict[str, Part] = Field(default_factory=dict)  # what hears of the runs that are followed here
 
-    def source(self, name: str) -> Mapping[str, Any]:
-        """The `[data.NAME]` table; empty where this machine has no such data."""
-        return self.data.get(name, {})
+    def source(self, name: str | None) -> Mapping[str, Any]:
+        """The `[data.NAME]` table; empty where this machine has no such data, and where a job names none."""
+        return self.data.get(name or "", {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

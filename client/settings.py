@@ -159,7 +159,8 @@ name = "{name}"
 # entry_point = "digits"
 
 # Scripts of this machine that train with a loop of their own. As with an app, the name is given here, and the hash is
-# that of the file; `atoll site status` shows both. A job cannot ask for a script in this version.
+# that of the file; `atoll site status` shows both. A job says script = "segmentation", allowed_apps of policy.toml
+# names it like an app, and whoever runs the machine starts it: atoll site exec RUN -- python /opt/segmentation/train.py
 # [scripts.segmentation]
 # path = "/opt/segmentation/train.py"
 

@@ -29,6 +29,7 @@ from atoll.client.party import Agreed
 from atoll.client.policy import least_cell
 from atoll.client.private_update import PRIVATE, keep_private
 from atoll.client.refusal import as_refusal, require_agreed, without_values
+from atoll.client.script_workers import new_worker_of
 from atoll.client.steps import Step
 from atoll.client.version_parts import part_of_version
 from atoll.client.workers import Worker
@@ -127,7 +128,7 @@ class RunWork:
             preparation, admission, settings=place.settings, home=place.home, secret=place.secret
         )
         await self._end_worker()
-        worker = place.new_worker(place.home.run_state(self.run) / "worker", place.home.worker_log(self.run))
+        worker = new_worker_of(admission, place)
         self._worker = worker  # from here on somebody has to end it
         await worker.start()
         # Past that time the run does not wait for this site any more.
@@ -268,7 +269,7 @@ class RunWork:
             self.run,
             task.base_version,
             bench.admission.manifest,
-            encoded_bytes=prepared.download_bytes,
+            encoded_bytes=prepared.encoded_bytes(task.base_version),
             most_bytes=prepared.most_version_bytes,
             part=part_of_version(prepared.fragments, task.base_version),
         )

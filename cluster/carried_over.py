@@ -10,6 +10,7 @@ Both are mapped, so nothing of the model's size is held in memory.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -62,6 +63,16 @@ class CarriedOver:
         for path in self._folder.glob(f"*{_SUFFIX}"):
             if path not in (self._path(round), self._path(counted_round)):
                 path.unlink(missing_ok=True)
+
+    def at(self, folder: Path) -> CarriedOver:
+        """The same of another site."""
+        other = copy.copy(self)
+        other._folder = folder
+        return other
+
+    def forget(self, round: int) -> None:
+        """Drop what `round` would carry over, where it was done."""
+        self._path(round).unlink(missing_ok=True)
 
     def _open(self, counted_round: int, files: ExitStack) -> dict[str, Tensor]:
         path = self._path(counted_round)

@@ -173,13 +173,18 @@ class Prepared:
     max_weight: _Count  # largest weight of an update of this site in this run; 0 where it only evaluates
     update_bytes: _Count  # length of its longest update, and at most that of a payload; 0 where it only evaluates
     device: str  # as torch names it: "cpu", "cuda:0"
-    download_bytes: _Count = 0  # length of a version as it comes, where a codec made it smaller; 0: a model file
+    # From which version on versions come in which length, where a codec makes them smaller; 0: as model files.
+    download_bytes: list[tuple[_Count, _Count]] = field(default_factory=list)
     fragments: list[tuple[_Count, _Count]] = field(default_factory=list)  # start and stop in a version's data, of each
     # that is exchanged by itself: round r, from 1, moves number (r - 1) modulo their number; none where all moves
     num_sites: _Count = 0  # below a region; 0 of a worker
     sum_weights: _Count = 0  # of a region: largest weight of its sums
     most_version_bytes: _Count = 0  # of a list of payloads, which grows and comes as it is; 0 of tensors
     sums_stale: bool = False  # updates to several base versions are summed (FedBuff)
+
+    def encoded_bytes(self, version: int) -> int:
+        """Length in which a version comes; 0 where it comes as a model file."""
+        return next((size for begin, size in reversed(self.download_bytes) if begin <= version), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from torch import nn
 
+from atoll.aggregation.by_round import ByRound
 from atoll.aggregation.codecs.encoding import feedback_of
-from atoll.aggregation.download import Download
 from atoll.aggregation.lanes import run_manifest
-from atoll.aggregation.strategy import Strategy, resolve
+from atoll.aggregation.stages import Strategies
+from atoll.aggregation.strategy import Strategy
 from atoll.cluster.app import App, build_app, build_model
 from atoll.cluster.carried_over import CarriedOver
 from atoll.cluster.device import choose_device, set_up_torch
@@ -49,7 +50,8 @@ def open_session(request: Prepare, round_: int = 1, loaded: Loaded | None = None
     """
     whole = decode_job(request.job.encode())
     job = whole.at(round_)
-    strategy = resolve(job)
+    stages = Strategies(whole)
+    strategy = stages.at(round_)
     device = choose_device(job.training.device, request.device)
     set_up_torch(job.training, device, trains=request.training)
     entry = AppEntry(name=request.app_name, distribution=request.distribution, entry_point=request.entry_point)
@@ -64,22 +66,25 @@ def open_session(request: Prepare, round_: int = 1, loaded: Loaded | None = None
     manifest = Manifest.decode(Path(request.manifest_path).read_bytes())
     _require_same_model(manifest, model, job, strategy)
     model = model.to(device)
-    fragments = strategy.fragments(manifest)
+    exchanged = stages.fragments(manifest)
+    fragments = exchanged.at(round_)
     feedback, folder = feedback_of(strategy.codec), Path(request.state_folder)
     return RunSession(
         run=request.run,
         site=request.site,
         whole=whole,
         job=job,
+        stages=stages,
         strategy=strategy,
         manifest=manifest,
+        exchanged=exchanged,
         fragments=fragments,
         own_model=OwnModel(fragments, strategy.exchange.alpha),
         device=device,
         app=app,
         model=model,
         # The server's own worker judges its versions as they are.
-        download=Download(manifest, strategy.download, job.job.seed) if strategy.download and request.encoded else None,
+        downloads=stages.downloads(manifest, job.job.seed) if request.encoded else ByRound.always(None),
         transient={name: buffer.clone() for name, buffer in model.named_buffers() if name not in model.state_dict()},
         state=SiteState(folder),
         pairing=Pairing(rule=strategy.rule, state=SiteState(folder / "rule")),

@@ -7,8 +7,8 @@ is on the disk (`SiteState`) and nowhere else, so a worker that was killed and s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from atoll.aggregation.by_round import ByRound
 from atoll.aggregation.download import Download
 from atoll.aggregation.encode import encode_update
 from atoll.aggregation.fragments import Fragments
@@ -26,7 +27,8 @@ from atoll.aggregation.mixing import distance
 from atoll.aggregation.rounding import Rounding, rounding_key
 from atoll.aggregation.rules.rule import LocalRule, Watching
 from atoll.aggregation.schedule import Asynchronous
-from atoll.aggregation.strategy import Strategy, resolve
+from atoll.aggregation.stages import Strategies
+from atoll.aggregation.strategy import Strategy
 from atoll.cluster import personal
 from atoll.cluster.app import App
 from atoll.cluster.batches import plan_work
@@ -34,7 +36,7 @@ from atoll.cluster.carried_over import CarriedOver, RoundCarried
 from atoll.cluster.evaluate import evaluate
 from atoll.cluster.local_loop import train_locally
 from atoll.cluster.masking import mask_by_strategy
-from atoll.cluster.messages import Evaluate, Evaluated, Mask, Masked, Part, Prepared, Train, Trained
+from atoll.cluster.messages import Evaluate, Evaluated, Mask, Masked, Prepared, Train, Trained
 from atoll.cluster.mixed_model import CONSENSUS, mixed_model, write_model
 from atoll.cluster.own_model import OwnModel
 from atoll.cluster.pairing import Pairing
@@ -62,13 +64,15 @@ class RunSession:
     site: str
     whole: Job
     job: Job  # as it is in the rounds that this is opened for
+    stages: Strategies
     strategy: Strategy
     manifest: Manifest
-    fragments: Fragments
+    exchanged: ByRound[Fragments]
+    fragments: Fragments  # of the rounds that this is opened for
     device: torch.device
     app: App
     model: nn.Module
-    download: Download | None  # how versions come, where a codec makes them smaller
+    downloads: ByRound[Download | None]  # how the rounds' base versions come, where a codec makes them smaller
     transient: Mapping[str, Tensor]  # non-persistent buffers as they were when the model was new
     state: SiteState
     pairing: Pairing
@@ -86,9 +90,13 @@ class RunSession:
         """What the agent wants to know before it accepts the run."""
         return Prepared(
             max_weight=self.training.max_weight if self.training else 0,
-            update_bytes=max(f.layout.num_bytes for f in self.fragments.all) if self.training else 0,
+            update_bytes=max(f.layout.num_bytes for one in self.exchanged for f in one.all) if self.training else 0,
             device=str(self.device),
-            download_bytes=self.download.num_bytes if self.download else 0,
+            download_bytes=[
+                (begin - 1, download.num_bytes if download else 0)
+                for begin, download in self.downloads.stages
+                if any(self.downloads)
+            ],
             fragments=[(f.start, f.stop) for f in self.fragments.all] if self.fragments.count > 1 else [],
             sums_stale=isinstance(self.strategy.schedule, Asynchronous),
         )
@@ -104,14 +112,22 @@ class RunSession:
             return None
         if job.strategy == self.job.strategy:
             return self
-        strategy, training = resolve(job), self.training
+        strategy, training = self.stages.at(round_), self.training
         if training is not None:
             work = plan_work(self.app, training.dataset, strategy.work)
             training = replace(training, work=work)
             if isinstance(strategy.rule, Watching):
                 strategy.rule.watch(training.optimizer.torch)
-        pairing = Pairing(rule=strategy.rule, state=self.pairing.state)
-        return replace(self, job=job, strategy=strategy, training=training, pairing=pairing)
+        fragments = self.exchanged.at(round_)
+        return replace(
+            self,
+            job=job,
+            strategy=strategy,
+            fragments=fragments,
+            own_model=OwnModel(fragments, strategy.exchange.alpha),
+            training=training,
+            pairing=Pairing(rule=strategy.rule, state=self.pairing.state),
+        )
 
     def train(self, request: Train, on_step: OnStep) -> Trained:
         """One round: load the base, train, write the update.
@@ -128,13 +144,13 @@ class RunSession:
         # The room is taken before the work is done: a full disk costs no training.
         layout = self.fragments.of_round(request.round).layout
         num_bytes = self.manifest.num_bytes if whole else layout.num_bytes
-        room = create_update(Path(request.out_path), num_bytes)
+        room = self._room(Path(request.out_path), num_bytes)
         carry = self.carried_over
         carried_over = carry.begin(request.round, request.counted_round) if carry else nullcontext()
-        with self._open_base(Path(request.base_path), request.mix) as base, room as out, carried_over as carried:
+        with self._open_base(request) as base, room as out, carried_over as carried:
             kept = self.state.load(request.round)
             self._load(base, kept)
-            self.pairing.resume(request.counted_round, views(self.manifest, base.map, writable=False))
+            self.pairing.resume(request.counted_round, self._views(base))
             self.own_model.begin(self._tensors(), kept, request.round)
             training.optimizer.begin_round(kept)
             outcome = train_locally(
@@ -174,8 +190,8 @@ class RunSession:
     def _collected(self, request: Train, training: Training) -> Trained:
         """The difference of the site's own model to the base version; each site's counts the same."""
         with (
-            self._open_base(Path(request.base_path)) as base,
-            create_update(Path(request.out_path), self.layout.num_bytes) as out,
+            self._open_base(request, mixes=False) as base,
+            self._room(Path(request.out_path), self.layout.num_bytes) as out,
         ):
             own = mixed_model(self.layout, request.mix)
             tensors = views(self.manifest, own.map, writable=False)
@@ -189,7 +205,7 @@ class RunSession:
             BadUpdate: a metric is not finite.
         """
         metrics: dict[str, tuple[float, float]] = {}
-        with self._open_base(Path(request.base_path)) as base:
+        with self._open_base(request, mixes=False) as base:
             if request.mix:
                 mixed = mixed_model(self.layout, request.mix)
                 metrics[CONSENSUS] = distance(self.layout, mixed.map, base.map), 1.0
@@ -204,26 +220,46 @@ class RunSession:
             metrics |= personal.named(own)
         return Evaluated(key=request.key, metrics=metrics)
 
+    def forget(self, round_: int) -> None:
+        """Drop what a round has left: it was trained, and is not to have been. The one before it may be done again."""
+        self.state.forget(round_)
+        self.pairing.state.forget(round_)
+        if self.carried_over is not None:
+            self.carried_over.forget(round_)
+
     def _require_training(self) -> Training:
         if self.training is None:
             raise NotAllowed("this worker was prepared for evaluation only", site=self.site, run=self.run)
         return self.training
 
     @contextmanager
-    def _open_base(self, path: Path, mix: Sequence[Part] = ()) -> Iterator[ModelFile]:
-        """The base version, mapped, or decoded into memory where it came by a codec; what is mixed, where `mix` says."""
-        if mix:
-            yield mixed_model(self.layout, mix)
+    def _open_base(self, request: Train | Evaluate, *, mixes: bool = True) -> Iterator[ModelFile]:
+        """The base version, mapped, or decoded into memory where it came by a codec; what is mixed, where that counts."""
+        if mixes and request.mix:
+            yield mixed_model(self.layout, request.mix)
             return
-        if self.download is None:
+        path, download = Path(request.base_path), self.downloads.at(request.base_version + 1)
+        if download is None:
             with open_model(path) as base:
                 yield base
             return
         data = bytearray(self.manifest.num_bytes)
         with map_file(path) as payload:
-            self.download.read(payload, data)
+            download.read(payload, data)
         view = memoryview(data).toreadonly()
         yield ModelFile(manifest=self.manifest, data_offset=0, num_bytes=len(data), map=view, metadata={})
+
+    def _room(self, path: Path, num_bytes: int) -> AbstractContextManager[memoryview]:
+        """Where an update of so many bytes is written."""
+        return create_update(path, num_bytes)
+
+    def _views(self, base: ModelFile) -> Mapping[str, Tensor]:
+        """The tensors of a version, by name; nothing may write to them."""
+        return views(self.manifest, base.map, writable=False)
+
+    def _crc32(self, out: memoryview) -> int:
+        """Of an update that is written, for its way to the server."""
+        return crc32_of(out)
 
     def _load(self, base: ModelFile, kept: Kept) -> None:
         """The base version's tensors, and in place of its local ones those that this site has kept.
@@ -259,7 +295,7 @@ class RunSession:
         rounding = Rounding(rounding_key(training.secret, round))
         encode_update(
             self.fragments.of_round(round).layout,
-            views(self.manifest, base.map, writable=False),
+            self._views(base),
             self._tensors() if trained is None else trained,
             out,
             rounding=rounding,
@@ -267,7 +303,7 @@ class RunSession:
             differences=self.pairing.differences(),
             carried=carried.carried if carried is not None else None,
         )
-        return crc32_of(out)
+        return self._crc32(out)
 
     def _leaves(self, round: int, training: Training) -> Kept:
         """What the round leaves for the next one, beside its personal model: copies where that one is yet to come."""

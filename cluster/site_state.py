@@ -100,6 +100,10 @@ class SiteState:
             raise kind(f"{self._path(round)}: cannot be written: {error.strerror}") from None
         self._drop_old(round, begun_with)
 
+    def forget(self, round: int) -> None:
+        """Drop what `round` left, where it left anything."""
+        self._path(round).unlink(missing_ok=True)
+
     def _drop_old(self, round: int, begun_with: int | None) -> None:
         earlier = [r for r in self._rounds() if r < round]
         if begun_with is None:
@@ -109,7 +113,11 @@ class SiteState:
                 self._path(old).unlink(missing_ok=True)
 
     def _rounds(self) -> list[int]:
-        return sorted(int(path.name.removesuffix(_SUFFIX)) for path in self._folder.glob(f"*{_SUFFIX}"))
+        try:
+            names = os.listdir(self._folder)
+        except FileNotFoundError:  # most sites keep nothing
+            return []
+        return sorted(int(name.removesuffix(_SUFFIX)) for name in names if name.endswith(_SUFFIX))
 
     def _path(self, round: int) -> Path:
         return self._folder / f"{round:08d}{_SUFFIX}"

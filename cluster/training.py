@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -33,6 +34,16 @@ class Training:
     max_weight: int  # of an update in any round of the run, as promised
     secret: bytes  # of the randomness of rounding
     personal: PersonalWork | None  # where the site has a model for itself
+    sections: Sequence[WorkSection]  # the work of all rounds of the run
+
+    def at_site(self, app: App, strategy: Strategy, dataset: Dataset[Any], secret: bytes) -> Training:
+        """That of another site with the same app: only its data and its secret differ.
+
+        Raises:
+            AppFailed: there is nothing to train on.
+        """
+        work, max_weight, personal = _plan(app, strategy, dataset, self.sections)
+        return replace(self, dataset=dataset, secret=secret, work=work, max_weight=max_weight, personal=personal)
 
     def work_of(self, request: Train, app: App, strategy: Strategy) -> Work:
         """The round's work: the job's, but for what the task itself says otherwise."""
@@ -77,13 +88,24 @@ def open_training(request: Prepare, whole: Job, strategy: Strategy, app: App, mo
         )
     if isinstance(strategy.rule, Watching):
         strategy.rule.watch(optimizer)  # so that what it refuses is refused before the site takes part
-    section = strategy.personal.work(strategy.work)
+    work, max_weight, personal = _plan(app, strategy, dataset, sections)
     counts_steps = strategy.exchange.steps is not None
     return Training(
         dataset=dataset,
         optimizer=LocalOptimizer(optimizer, keeps_state=app.keeps_optimizer or counts_steps),
-        work=plan_work(app, dataset, strategy.work),
-        max_weight=max(plan_work(app, dataset, section).max_weight for section in sections),
+        work=work,
+        max_weight=max_weight,
         secret=secret,
-        personal=PersonalWork(kind=strategy.personal, work=plan_work(app, dataset, section)) if section else None,
+        personal=personal,
+        sections=sections,
     )
+
+
+def _plan(
+    app: App, strategy: Strategy, dataset: Dataset[Any], sections: Sequence[WorkSection]
+) -> tuple[Work, int, PersonalWork | None]:
+    """A round's work, the largest weight of an update in all of them, and the work of the personal model."""
+    section = strategy.personal.work(strategy.work)
+    personal = PersonalWork(kind=strategy.personal, work=plan_work(app, dataset, section)) if section else None
+    max_weight = max(plan_work(app, dataset, section).max_weight for section in sections)
+    return plan_work(app, dataset, strategy.work), max_weight, personal

@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from atoll.cluster.messages import (
     LINE_BYTES,
@@ -69,6 +69,19 @@ class WorkerDied(LocalError):
     def __init__(self, message: str, *, returncode: int | None, log_tail: str) -> None:
         super().__init__(message)
         self.returncode, self.log_tail = returncode, log_tail
+
+
+class Started(Protocol):
+    """A worker's process, however it came to be."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def lives(self) -> bool: ...
+    @property
+    def returncode(self) -> int | None: ...
+    async def wait(self) -> int | None: ...
+    def kill(self) -> None: ...
 
 
 class ChildProcess:
@@ -125,7 +138,7 @@ class WorkerProcess:
         self.log_path = log_path or folder / "worker.log"
         self._folder, self._python, self._env = folder, python, dict(env or {})
         self._nursery = nursery if python == sys.executable else None
-        self._process: ChildProcess | ForkedProcess | None = None
+        self._process: Started | None = None
         self._is_killed = False
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None

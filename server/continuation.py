@@ -148,7 +148,8 @@ def _require_alike(run: str, before: Job, now: Job) -> None:
             value=run,
         )
     for key, was, is_ in (
-        ("job.app", before.job.app, now.job.app),
+        ("job.app", before.job.app or "", now.job.app or ""),
+        ("job.script", before.job.script or "", now.job.script or ""),
         ("strategy.optimizer", _optimizer(old), _optimizer(new)),
         ("strategy.rule", type(old.rule).__name__, type(new.rule).__name__),
         ("strategy.buffers", old.buffers, new.buffers),

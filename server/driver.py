@@ -124,7 +124,7 @@ class RunDriver:
 
     def offer(self) -> pb.RunOffer:
         """What a site is asked."""
-        return offer_message(self._row, self.manifest, self.pipeline.mixed(self.plan.schedule.fewest_updates))
+        return offer_message(self._row, self.manifest, self.pipeline.mixed(self.plan.fewest_updates))
 
     @property
     def only(self) -> frozenset[str]:

@@ -100,8 +100,8 @@ class Evaluator:
         return worker
 
     async def _preparation(self, run: str, job: Job, manifest: Manifest) -> Prepare:
-        app, data = self._settings.apps.get(job.job.app), self._settings.data.get(job.data_name)
-        for table, name, found in (("apps", job.job.app, app), ("data", job.data_name, data)):
+        app, data = self._settings.apps.get(job.job.code), self._settings.data.get(job.data_name or "")
+        for table, name, found in (("apps", job.job.code, app), ("data", job.data_name or "", data)):
             if found is None:
                 raise Unknown(
                     f"run {run}: this server has no [{table}.{name}]; add it to server.toml and start the server "
@@ -118,7 +118,7 @@ class Evaluator:
         return Prepare(
             run=run,
             site=self._settings.federation,
-            app_name=job.job.app,
+            app_name=job.job.code,
             distribution=app.distribution,
             entry_point=app.entry_point,
             app_hash=row.app_hash,

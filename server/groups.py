@@ -37,9 +37,7 @@ class Groups:
     """Makes the versions of one run."""
 
     def __init__(self, strategy: Strategy, schedule: Branching, manifest: Manifest, models: RunModels) -> None:
-        self._strategy = strategy
         self._every = schedule.combines_every
-        self._inner: ServerOptimizer = schedule.inner_optimizer
         self._manifest = manifest
         self._models = models
         self._layout = update_layout(manifest, strategy.codec, strategy.buffers, strategy.local)
@@ -47,20 +45,21 @@ class Groups:
         self._exact = update_layout(manifest, Native(Native.Options()), strategy.buffers, strategy.local)
 
     def make_version(
-        self, round_: Round, current: int, reductions: Mapping[int, Reduction], optimizer: ServerOptimizer
+        self, round_: Round, current: int, reductions: Mapping[int, Reduction], strategy: Strategy
     ) -> NewVersion:
         """Version `current` + 1 of every group, and of all, durable on disk with their optimizers' states.
 
         Args:
             reductions: of a closing round, by group.
-            optimizer: of the common version, as it is in this round.
+            strategy: as it is in this round.
 
         Raises:
             DiskFull: no room for it; may be tried again.
             BadUpdate: a value is out of range, or a group has moved beyond the bound.
         """
-        version = current + 1
-        weights = {group: self._move(round_, group, current, sum_) for group, sum_ in sorted(reductions.items())}
+        version, optimizer = current + 1, strategy.optimizer
+        inner: ServerOptimizer = strategy.schedule.inner_optimizer  # type: ignore[attr-defined]  # Branching, as at first
+        weights = {group: self._move(round_, group, current, inner, sum_) for group, sum_ in sorted(reductions.items())}
         state = self._state(optimizer, current, None, self._layout)
         with (
             self._models.open(current) as base,
@@ -70,7 +69,7 @@ class Groups:
                 out[:] = base.map
             else:
                 state = next_model(
-                    self._summed(version, weights, base.map),
+                    self._summed(version, weights, base.map, strategy.bound),
                     optimizer=optimizer,
                     state=state,
                     base=base.map,
@@ -81,7 +80,7 @@ class Groups:
         self._models.save_optimizer(version, state)
         return NewVersion(version=version, crc32=crc32, num_bytes=self._manifest.num_bytes)
 
-    def _move(self, round_: Round, group: int, current: int, reduction: Reduction) -> int:
+    def _move(self, round_: Round, group: int, current: int, optimizer: ServerOptimizer, reduction: Reduction) -> int:
         """Makes a group's next version; the examples that it has seen since the last common one."""
         begins = current % self._every == 0
         those = [site for site in round_.in_branch(group) if site in round_.closing]
@@ -92,8 +91,8 @@ class Groups:
             with self._models.create(current + 1, about, branch=group) as out:
                 state = next_model(
                     reduction,
-                    optimizer=self._inner,
-                    state=self._state(self._inner, current, group, self._layout),
+                    optimizer=optimizer,
+                    state=self._state(optimizer, current, group, self._layout),
                     base=base.map,
                     out=out,
                     manifest=self._manifest,
@@ -101,10 +100,10 @@ class Groups:
         self._models.save_optimizer(current + 1, state, group)
         return weight
 
-    def _summed(self, version: int, weights: Mapping[int, int], base: memoryview) -> RoundSum:
+    def _summed(self, version: int, weights: Mapping[int, int], base: memoryview, bound: float) -> RoundSum:
         """The mean of the groups' differences to the common version, as the sum of so many updates."""
         largest = max(weights.values())
-        total = RoundSum(self._exact, num_sites=len(weights), max_weight=largest, bound=self._strategy.bound)
+        total = RoundSum(self._exact, num_sites=len(weights), max_weight=largest, bound=bound)
         update = bytearray(self._exact.num_bytes)
         rounding = Rounding(rounding_key(bytes(SECRET_BYTES), version))  # this codec draws no lots
         for group, weight in weights.items():
@@ -115,7 +114,7 @@ class Groups:
                     views(self._manifest, made.map, writable=False),
                     update,
                     rounding=rounding,
-                    bound=self._strategy.bound,
+                    bound=bound,
                 )
             total.fold(f"group-{group:06d}", update, weight)
         return total

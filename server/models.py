@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from atoll.aggregation.by_round import ByRound
 from atoll.aggregation.download import Download
 from atoll.aggregation.layout import UpdateLayout
 from atoll.aggregation.optimizer_state import OptimizerState
@@ -67,11 +68,13 @@ class Wanted:
 class RunModels:
     """Model versions of one run."""
 
-    def __init__(self, folder: Path, run: str, manifest: Manifest, download: Download | None = None) -> None:
+    def __init__(
+        self, folder: Path, run: str, manifest: Manifest, downloads: ByRound[Download | None] | None = None
+    ) -> None:
         self._folder = folder / run
         self._run = run
         self.manifest = manifest
-        self._download = download
+        self._downloads: ByRound[Download | None] = downloads or ByRound.always(None)
         self._encoding = threading.Lock()
 
     def prepare(self) -> None:
@@ -137,6 +140,10 @@ class RunModels:
             path = self.path(version, branch)
             return Outgoing(path=path, data_offset=model.data_offset, num_bytes=model.num_bytes)
 
+    def download_of(self, version: int) -> Download | None:
+        """What makes the version smaller on its way: that of the round which begins with it."""
+        return self._downloads.at(version + 1)
+
     def outgoing(self, version: int, branch: int | None = None) -> Outgoing:
         """The version as it goes to sites: its file, or the one that the run's codec of downloads makes of it. Blocks.
 
@@ -145,17 +152,18 @@ class RunModels:
             DiskFull: no room for the encoded file.
             BadUpdate: the codec cannot write a value of the model.
         """
-        if self._download is None:
+        download = self.download_of(version)
+        if download is None:
             return self.stored(version, branch)
         with self.open(version, branch) as model:
             path = self._folder / f"{version}{_of(branch)}.download"
             with self._encoding:
                 if not path.exists():
                     draft = path.with_suffix(".draft")
-                    with create_update(draft, self._download.num_bytes) as out:
-                        self._download.write(model.map, version, out)
+                    with create_update(draft, download.num_bytes) as out:
+                        download.write(model.map, version, out)
                     draft.replace(path)  # not synced: it can be made again
-            return Outgoing(path=path, data_offset=0, num_bytes=self._download.num_bytes)
+            return Outgoing(path=path, data_offset=0, num_bytes=download.num_bytes)
 
     def create(
         self, version: int, metadata: dict[str, str], manifest: Manifest | None = None, branch: int | None = None

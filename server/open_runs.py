@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 
-from atoll.aggregation.download import Download
 from atoll.aggregation.metrics import MetricRules
 from atoll.aggregation.stages import Strategies
 from atoll.aggregation.strategy import require_regions_allowed
@@ -256,9 +255,8 @@ class OpenRuns:
     def _drive(self, row: RunRow, manifest: Manifest, first: Delegated | Continued | None = None) -> RunDriver:
         job = decode_job(row.job)
         stages = Strategies(job)
-        strategy = stages.first
-        download = Download(manifest, strategy.download, job.job.seed) if strategy.download else None
-        models = RunModels(self._folder.models, row.run, manifest, download)
+        downloads = stages.downloads(manifest, job.job.seed)
+        models = RunModels(self._folder.models, row.run, manifest, downloads)
         masked = job.secure_aggregation is not None
         made: Callable[..., RunDriver] = partial(SecureDriver, upload=self._transfers.ask_up) if masked else RunDriver
         driver = made(

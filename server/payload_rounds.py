@@ -22,7 +22,6 @@ from atoll.wire.payload_list import manifest_of
 class PayloadRounds:
     """Keeps the payloads of open rounds and makes versions of them. `RoundWork` of a driver."""
 
-    partial_bytes = 0
     grows = True
 
     def __init__(self, *, run: str, strategy: Strategy, reducer: Append, manifest: Manifest, models: RunModels) -> None:
@@ -35,6 +34,9 @@ class PayloadRounds:
 
     def update_bytes(self, round_: int) -> int:
         return self._reducer.options.max_bytes
+
+    def partial_bytes(self, round_: int) -> int:
+        return 0
 
     def mixed(self, num_updates: int) -> int:
         return self._reducer.mixed(num_updates)

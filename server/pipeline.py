@@ -17,6 +17,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.aggregation.by_round import ByRound
 from atoll.aggregation.layout import UpdateLayout
 from atoll.aggregation.next_model import next_model
 from atoll.aggregation.optimizer_state import OptimizerState
@@ -75,9 +76,8 @@ class Pipeline:
         self._stages = stages
         self._manifest = manifest
         self._models = models
-        self._fragments = strategy.fragments(manifest)
-        self._layout: UpdateLayout = self._fragments.whole
-        self._partial = PartialLayout(self._layout)
+        self._fragments = stages.fragments(manifest) if stages else ByRound.always(strategy.fragments(manifest))
+        self._layout: UpdateLayout = self._fragments.first.whole  # by which the optimizer's state goes: of any codec
         self._open: dict[tuple[int, int | None], OpenSum] = {}  # by round and group
         self._opening = threading.Lock()
         self._groups = (
@@ -91,12 +91,15 @@ class Pipeline:
 
     def update_bytes(self, round_: int) -> int:
         """Length of an encoded update of a round."""
-        return self._fragments.of_round(round_).layout.num_bytes
+        return self.layout_of(round_).num_bytes
 
-    @property
-    def partial_bytes(self) -> int:
-        """Length of a region's sum in this run."""
-        return self._partial.num_bytes
+    def partial_bytes(self, round_: int) -> int:
+        """Length of a region's sum of a round."""
+        return PartialLayout(self.layout_of(round_)).num_bytes
+
+    def layout_of(self, round_: int) -> UpdateLayout:
+        """Of the updates of a round."""
+        return self._fragments.at(round_).of_round(round_).layout
 
     def open_round(self, round_: Round) -> None:
         """Get ready to fold updates of `round_`; a cohort that has grown starts its sum anew.
@@ -123,12 +126,12 @@ class Pipeline:
         terms = RoundTerms(
             num_sites=num_sites,
             max_weight=max_weight,
-            bound=self._strategy.bound,
+            bound=self._at(round_.number).bound,
             seed=_seed(self._seed, round_.number),
             spool=self._models.spool,
         )
         reducer = self._at(round_.number).reducer
-        reduction = reducer.init(self._fragments.of_round(round_.number).layout, terms)
+        reduction = reducer.init(self.layout_of(round_.number), terms)
         self._open[round_.number, branch] = OpenSum(
             reduction=reduction, num_sites=num_sites, max_weight=max_weight, folded=set()
         )
@@ -180,7 +183,7 @@ class Pipeline:
 
     def _scale(self, round_: Round, site: str) -> float:
         """What an update counts that began with an older version than its round's."""
-        staleness, schedule = round_.staleness(site), self._strategy.schedule
+        staleness, schedule = round_.staleness(site), self._at(round_.number).schedule
         return schedule.discount(staleness) if staleness > 0 and isinstance(schedule, Asynchronous) else 1.0
 
     def write_partial(self, round_: Round, path: Path) -> tuple[int, int]:
@@ -212,9 +215,10 @@ class Pipeline:
         """
         if self._groups is not None:
             reductions = {branch: self._reduction(round_, branch) for branch in round_.branch_weights}
-            return self._groups.make_version(round_, current, reductions, self._at(round_.number).optimizer)
+            return self._groups.make_version(round_, current, reductions, self._at(round_.number))
         before, version = self._state_of(current), current + 1
         number, optimizer = round_.number, self._at(round_.number).optimizer
+        fragments = self._fragments.at(number)
         with (
             self._models.open(current) as base,
             self._models.create(version, {"atoll.round": str(number)}) as out,
@@ -222,7 +226,7 @@ class Pipeline:
             moved = next_model(
                 self._reduction(round_, None),
                 optimizer=optimizer,
-                state=self._fragments.state_of(number, before, optimizer),
+                state=fragments.state_of(number, before, optimizer),
                 base=base.map,
                 out=out,
                 manifest=self._manifest,
@@ -230,7 +234,7 @@ class Pipeline:
                 share=round_.share,
             )
             crc32 = crc32_of(out)
-        state = self._fragments.with_state_of(number, before, moved, optimizer)
+        state = fragments.with_state_of(number, before, moved, optimizer)
         self._models.save_optimizer(version, state)
         self._optimizer_state = (version, state)
         return NewVersion(version=version, crc32=crc32, num_bytes=self._manifest.num_bytes)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from atoll.aggregation.reducers.append import Append
 from atoll.aggregation.schedules.relayed import Relayed
 from atoll.aggregation.stages import Strategies
-from atoll.aggregation.strategy import resolve
 from atoll.server.events import Continued, Delegated
 from atoll.server.judgement import judge_of
 from atoll.server.models import RunModels
@@ -16,7 +15,7 @@ from atoll.server.payload_rounds import PayloadRounds
 from atoll.server.pipeline import Pipeline
 from atoll.server.records import RunRow
 from atoll.server.round_work import RoundWork
-from atoll.server.run_state import Plan
+from atoll.server.run_state import Change, Plan
 from atoll.server.secure_pipeline import SecurePipeline
 from atoll.server.surveys import Survey
 from atoll.wire.job import Job
@@ -48,17 +47,28 @@ def plan_of(job: Job, continued: Continued | None = None) -> Plan:
     Raises:
         ConfigError: a part of the strategy is unknown or its options are out of bounds.
     """
+    stages = Strategies(job)
+    done_rounds = continued.round if continued is not None else 0
+    first, later = job.at(done_rounds + 1), [stage for stage in job.stages if stage.from_round > done_rounds + 1]
     return Plan(
-        schedule=resolve(job).schedule,
+        schedule=stages.at(done_rounds + 1).schedule,
         num_rounds=job.job.rounds,
         seed=job.job.seed,
-        evaluate_every=job.evaluation.every,
+        evaluate_every=first.evaluation.every,
+        changes=tuple(
+            Change(
+                from_round=stage.from_round,
+                schedule=stages.at(stage.from_round).schedule,
+                evaluate_every=stage.job.evaluation.every,
+            )
+            for stage in later
+        ),
         evaluate_at_sites=job.evaluation.sites and job.asks == "train",
         evaluate_at_server=job.evaluation.server and job.asks != "statistics",
         asks=job.asks,
         judge=judge_of(job),
         masked=job.secure_aggregation is not None,
-        done_rounds=continued.round if continued is not None else 0,
+        done_rounds=done_rounds,
         first_version=continued.version if continued is not None else 0,
     )
 

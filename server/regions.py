@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll.aggregation.round_sum import MAX_SITES, MAX_WEIGHT
 from atoll.aggregation.schedule import Joined
-from atoll.aggregation.strategy import resolve
+from atoll.aggregation.stages import Strategies
 from atoll.server.masked_sum import require_maskable
 from atoll.server.sessions import Session
 from atoll.transport.hello import REGION
@@ -73,4 +73,5 @@ def require_sessions(job: Job, manifest: Manifest, *, fewest: int) -> None:
             value=str(fewest),
             bound=f"at least {section.fewest_survivors}",
         )
-    require_maskable(section, fewest, resolve(job).fragments(manifest).whole)
+    for fragments in Strategies(job).fragments(manifest):
+        require_maskable(section, fewest, fragments.whole)

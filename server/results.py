@@ -92,8 +92,8 @@ class Results:
             return
         pipeline = driver.pipeline
         round_ = driver.state.round_of(result.key.task, result.key.attempt)
-        update_bytes = pipeline.update_bytes(round_.number if round_ is not None else result.round)
-        lengths = {"update_bytes": update_bytes, "partial_bytes": pipeline.partial_bytes}
+        number = round_.number if round_ is not None else result.round
+        lengths = {"update_bytes": pipeline.update_bytes(number), "partial_bytes": pipeline.partial_bytes(number)}
         sums = driver.plan.masked and round_ is not None and site in round_.regions  # of sessions held in the region
         brings = driver.plan.brings_payloads or sums
         try:

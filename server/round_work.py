@@ -27,9 +27,8 @@ class RoundWork(Protocol):
         """Length of an update of a round; at most, where `grows`."""
         ...
 
-    @property
-    def partial_bytes(self) -> int:
-        """Length of a region's sum in this run; 0 where no region may be in it."""
+    def partial_bytes(self, round_: int) -> int:
+        """Length of a region's sum of a round; 0 where no region may be in it."""
         ...
 
     @property

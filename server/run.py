@@ -236,9 +236,7 @@ def _committed(plan: Plan, state: RunState, event: Committed) -> Step:
 
 def _evaluate(plan: Plan, state: RunState, event: Committed) -> Step:
     """Ask for the evaluation of a new version, where the plan wants one of it."""
-    if event.round % plan.evaluate_every and event.round != plan.num_rounds:
-        return state, ()
-    return open_evaluation(plan, state, event)
+    return open_evaluation(plan, state, event) if plan.evaluates(event.round) else (state, ())
 
 
 def _evaluation_asked(plan: Plan, state: RunState, event: EvaluationAsked) -> Step:
@@ -331,7 +329,7 @@ _TABLE: Mapping[type, Callable[[Plan, RunState, Any], Step]] = {
 
 def _tell_schedule(plan: Plan, state: RunState, event: ScheduleEvent | GossipEvent) -> Step:
     told: Any = event  # those of gossip go to no other schedule: only its actions bring them about
-    inner, wanted = plan.schedule.on(state.schedule, told)
+    inner, wanted = plan.schedule_of(state.concerns(plan, event)).on(state.schedule, told)
     if inner != state.schedule:
         state = replace(state, schedule=inner)
     done: list[RunAction] = []

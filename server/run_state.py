@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
-from atoll.aggregation.schedule import Branching, Joined, Ready, Schedule
+from atoll.aggregation.schedule import Accepted, Branching, Committed, Failed, Joined, Ready, Schedule
 from atoll.server.events import WaitEnded
 from atoll.server.round import Metrics, Round
 from atoll.wire import errors_pb2
@@ -33,10 +33,19 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What stays the same for the whole run."""
+class Change:
+    """What is different in a plan from a round on."""
 
+    from_round: int
     schedule: Schedule[Any]
+    evaluate_every: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a run does, as its job has it."""
+
+    schedule: Schedule[Any]  # of its first round; later ones have the same state
     num_rounds: int
     seed: int
     evaluate_every: int
@@ -48,7 +57,22 @@ class Plan:
     done_rounds: int = 0  # of the run that this one goes on from: its rounds are numbered on
     first_version: int = 0  # what it begins with
     asks: Asks = "train"  # what a round's tasks ask of their sites; else than training, they bring no payload
+    changes: tuple[Change, ...] = ()  # by rising round
     masked: bool = False  # updates stay at their sites until a session of secure aggregation has them masked
+
+    def schedule_of(self, round_: int) -> Schedule[Any]:
+        """By whose options a round goes."""
+        return next((c.schedule for c in reversed(self.changes) if c.from_round <= round_), self.schedule)
+
+    @property
+    def fewest_updates(self) -> int:
+        """Updates that a round combines at least, in whichever round."""
+        return min(schedule.fewest_updates for schedule in (self.schedule, *(c.schedule for c in self.changes)))
+
+    def evaluates(self, round_: int) -> bool:
+        """Whether the version that a round makes is judged."""
+        every = next((c.evaluate_every for c in reversed(self.changes) if c.from_round <= round_), self.evaluate_every)
+        return round_ % every == 0 or round_ == self.num_rounds
 
     @property
     def brings_payloads(self) -> bool:
@@ -138,6 +162,16 @@ class RunState:
             if any((update.task, update.attempt) == (task, attempt) for update in round_.updates.values()):
                 return round_
         return None
+
+    def concerns(self, plan: Plan, event: object) -> int:
+        """The round that an event is about: its own, the one that a commit makes room for, or the newest."""
+        match event:
+            case Committed(round=number):
+                return number + 1
+            case Accepted(round=number) | Failed(round=number):
+                return number
+        done = self.committed.number if self.committed is not None else plan.done_rounds
+        return max(self.rounds, default=done + 1)
 
     def may_begin(self, plan: Plan) -> bool:
         """Whether the members so far are enough for a first round; in every group, where there are groups."""

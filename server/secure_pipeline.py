@@ -13,7 +13,7 @@ from typing import Any
 
 from atoll.aggregation.contribution import contribution_of
 from atoll.aggregation.lanes import factors_in
-from atoll.aggregation.layout import MeanEntry, UpdateLayout
+from atoll.aggregation.layout import MeanEntry
 from atoll.aggregation.reducers.bucketing import Bucketing, whole_buckets
 from atoll.aggregation.reducers.reduction import NO_METRICS, Metrics, Reduction
 from atoll.aggregation.round_sum import RoundSum
@@ -45,10 +45,6 @@ class SecurePipeline(Pipeline):
     def mixed(self, num_updates: int) -> int:
         """What a session publishes has as many inputs, of as many organisations, at least."""
         return self._section.fewest_survivors
-
-    def layout_of(self, round_: int) -> UpdateLayout:
-        """Of the values that are masked in a round."""
-        return self._fragments.of_round(round_).layout
 
     def factors_of(self, round_: int) -> tuple[MeanEntry, ...]:
         """The values of a round that are counted exactly."""

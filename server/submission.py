@@ -39,11 +39,12 @@ def read_submission(request: runs_pb2.SubmitRequest, settings: ServerSettings) -
     if not 1 <= len(request.request) <= 64:
         raise Malformed("request wants 1 to 64 characters", field="request", value=request.request[:80])
     job = decode_job(request.job)
-    strategy = Strategies(job).first
+    stages = Strategies(job)
+    strategy = stages.first
     MetricRules(job)
-    if job.evaluation.server and (job.job.app not in settings.apps or job.data_name not in settings.data):
+    if job.evaluation.server and (job.job.code not in settings.apps or job.data_name not in settings.data):
         raise Malformed(
-            f"evaluation.server = true needs [apps.{job.job.app}] and [data.{job.data_name}] in the server's own "
+            f"evaluation.server = true needs [apps.{job.job.code}] and [data.{job.data_name}] in the server's own "
             "settings; ask its operator, or set evaluation.server = false",
             field="evaluation.server",
             value="true",
@@ -61,10 +62,10 @@ def read_submission(request: runs_pb2.SubmitRequest, settings: ServerSettings) -
     if job.statistics is not None:  # of no model
         return job, manifest
     run_manifest(manifest.model, strategy.lanes, strategy.local).require_same(manifest)
-    layout = update_layout(manifest, strategy.codec, strategy.buffers, strategy.local)
-    if job.secure_aggregation is not None:
-        fewest = fewest_in_session(job.secure_aggregation, strategy)
-        require_maskable(job.secure_aggregation, fewest, layout)
+    for stage in stages:
+        layout = update_layout(manifest, stage.codec, stage.buffers, stage.local)
+        if job.secure_aggregation is not None:
+            require_maskable(job.secure_aggregation, fewest_in_session(job.secure_aggregation, stage), layout)
     return job, manifest
 
 

@@ -24,7 +24,6 @@ from atoll.wire.job import Job
 class Survey:
     """The round of a run that trains nothing. `RoundWork` of a driver."""
 
-    partial_bytes = 0
     grows = False
 
     def __init__(self, *, job: Job, fewest: int, crc32: int, num_bytes: int) -> None:
@@ -35,6 +34,9 @@ class Survey:
         self._version_0 = NewVersion(version=0, crc32=crc32, num_bytes=num_bytes)
 
     def update_bytes(self, round_: int) -> int:
+        return 0
+
+    def partial_bytes(self, round_: int) -> int:
         return 0
 
     def mixed(self, num_updates: int) -> int:

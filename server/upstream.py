@@ -27,7 +27,8 @@ from typing import TypeVar
 from atoll.aggregation.metrics import combine_metrics
 from atoll.aggregation.schedule import Asked, Committed, Withdrawn
 from atoll.aggregation.schedules.relayed import RelayedState
-from atoll.aggregation.strategy import require_regions_allowed, resolve
+from atoll.aggregation.stages import Strategies
+from atoll.aggregation.strategy import require_regions_allowed
 from atoll.cluster.messages import (
     Describe,
     Described,
@@ -198,7 +199,7 @@ class RegionWorker:
         state = await until(driver, self._declared)
         return Prepared(
             max_weight=state.max_weight,
-            update_bytes=driver.pipeline.partial_bytes,
+            update_bytes=max(driver.pipeline.partial_bytes(stage.from_round) for stage in job.stages),
             device=f"region of {state.num_sites}",
             num_sites=state.num_sites,
             sum_weights=state.sum_weights,
@@ -383,6 +384,6 @@ async def despite_full_disk(driver: RunDriver, write: Callable[[], T]) -> T:
 
 
 def deadline_s(job: Job) -> float:
-    """The time that the upper server gives a round, seconds."""
-    options = getattr(resolve(job).schedule, "options", None)
-    return float(getattr(options, "deadline", DEFAULT_DEADLINE_S))
+    """The least time that the upper server gives a round, seconds."""
+    options = [getattr(strategy.schedule, "options", None) for strategy in Strategies(job)]
+    return min(float(getattr(one, "deadline", DEFAULT_DEADLINE_S)) for one in options)

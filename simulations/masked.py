@@ -73,7 +73,8 @@ class MaskedWork(SecurePipeline):
             models=models,
             stages=stages,
         )
-        require_maskable(section, fewest_in_session(section, stages.first), self._fragments.whole)
+        for stage, fragments in zip(stages, self._fragments, strict=True):
+            require_maskable(section, fewest_in_session(section, stage), fragments.whole)
         self._bytes_up = 0
         self._job, self._plan, self._schema_hash = job, plan_of(job), manifest.schema_hash
         self._rounding_seed, self._drops = seed, drops

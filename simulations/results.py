@@ -83,6 +83,7 @@ class Result:
     simulated_s: float
     wall_s: float
     first_round_s: float | None  # on this machine, from the call to the first committed round
+    engine: str  # that did the sites' work; it shows in no other field
 
     @property
     def model(self) -> Mapping[str, Tensor]:
@@ -106,6 +107,7 @@ class Result:
             "metrics": dict(last.server or last.evaluate) if last else {},
             "simulated_s": round(self.simulated_s, 6),
             "wall_s": round(self.wall_s, 3),
+            "engine": self.engine,
             "first_round_s": None if self.first_round_s is None else round(self.first_round_s, 3),
         }
 

@@ -12,6 +12,7 @@ one time come in the order in which their tasks were given.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -45,8 +46,8 @@ from atoll.server.secure_events import SecureEvent
 from atoll.server.summary import RunSummary
 from atoll.simulations.clock import Clock
 from atoll.simulations.dropouts import Dropouts
+from atoll.simulations.engine import Engine
 from atoll.simulations.masked import MaskedWork
-from atoll.simulations.sequential import SequentialEngine
 from atoll.simulations.versions import Versions, server_path, site_path
 from atoll.wire.errors import BadUpdate, RemoteError, TooFewSites, to_detail
 from atoll.wire.runs_pb2 import RoundRecord, RunSnapshot
@@ -66,11 +67,10 @@ class SimulatedRun:
         plan: Plan,
         pipeline: Pipeline,
         versions: Versions,
-        engine: SequentialEngine,
+        engine: Engine,
         step_s: Mapping[str, float],
         labels: Labels,
         dropouts: Dropouts,
-        version_bytes: int,
         on_round: OnRound,
         show: Callable[[RunSnapshot], None] | None,
     ) -> None:
@@ -78,7 +78,6 @@ class SimulatedRun:
         Args:
             step_s: simulated seconds of an optimizer step, by site: those that take part, in the order of their joining.
             dropouts: which tasks come to nothing.
-            version_bytes: of a version on its way to a site.
             on_round: called once for each committed round, when its evaluations are in.
             show: called with the run as it stands, a few times a second.
         """
@@ -89,7 +88,7 @@ class SimulatedRun:
         self._plan, self._pipeline, self._versions, self._engine = plan, pipeline, versions, engine
         self._step_s, self._labels, self._dropouts = step_s, labels, dropouts
         self._on_round, self._show = on_round, show
-        self._version_bytes, self._fragments = version_bytes, engine.fragments
+        self._fragments = engine.fragments
         self._timers: dict[str, int] = {}  # those that are set, by the number of the setting
         self._settings = 0
         self._update = memoryview(b"")  # the one that came last
@@ -156,23 +155,15 @@ class SimulatedRun:
 
     def _arrive(self, sent: Task) -> RunEvent | None:
         """Train, and hand in the update; nothing where the task was taken back, or given again."""
-        task = self.state.tasks.get(sent.task)
-        if task is None or task.attempt != sent.attempt:
+        task = self._still_asked(sent)
+        if task is None:
             return None
         if self._dropouts.hits(task.site, task.round, task.attempt):
             reason = f"dropped out of round {task.round}"
             self.summary.site_is(task.site, "failed", detail=reason)
             return TaskLost(task=task.task, attempt=task.attempt, site=task.site, reason=reason)
-        request = Train(
-            key=f"{task.task}#{task.attempt}",
-            round=task.given_in,
-            base_version=task.base_version,
-            base_path=self._base_path(task),
-            out_path=self._engine.out_path,
-            counted_round=self.state.counted.get(task.site, 0),
-        )
         try:
-            outcome, update = self._engine.train(task.site, request)
+            outcome, update = self._engine.train(task.site, self._training(task))
             self._pipeline.check(self.state.rounds[task.round], task.site, outcome.weight, update, outcome.metrics)
         except RemoteError as error:
             self.summary.site_is(task.site, "failed", detail=error.message)
@@ -191,8 +182,8 @@ class SimulatedRun:
         )
 
     def _evaluate(self, sent: Task) -> RunEvent | None:
-        task = self.state.tasks.get(sent.task)
-        if task is None or task.attempt != sent.attempt:
+        task = self._still_asked(sent)
+        if task is None:
             return None
         self._fetch(task)
         try:
@@ -201,9 +192,27 @@ class SimulatedRun:
             return TaskLost(task=task.task, attempt=task.attempt, site=task.site, reason=error.message)
         return SiteEvaluated(task=task.task, attempt=task.attempt, site=task.site, metrics=metrics)
 
+    def _still_asked(self, sent: Task) -> Task | None:
+        """The task as it stands now; None where it was taken back, or given again."""
+        task = self.state.tasks.get(sent.task)
+        if task is not None and task.attempt == sent.attempt:
+            return task
+        self._engine.withdraw(_key(sent))
+        return None
+
+    def _training(self, task: Task) -> Train:
+        return Train(
+            key=_key(task),
+            round=task.given_in,
+            base_version=task.base_version,
+            base_path=self._base_path(task),
+            out_path="",  # the engine knows
+            counted_round=self.state.counted.get(task.site, 0),
+        )
+
     def _judging(self, task: Task) -> Evaluate:
         return Evaluate(
-            key=f"{task.task}#{task.attempt}",
+            key=_key(task),
             round=task.round,
             base_version=task.base_version,
             base_path=self._base_path(task),
@@ -218,11 +227,8 @@ class SimulatedRun:
         evaluation = self.state.evaluations.get(version)
         if evaluation is None or not evaluation.server_pending:
             return None
-        request = Evaluate(
-            key=f"e{version}", round=evaluation.round, base_version=version, base_path=server_path(version)
-        )
         try:
-            metrics = self._engine.evaluate_at_server(request)
+            metrics = self._engine.evaluate(None, _judging_here(version, evaluation.round))
         except RemoteError as error:
             return ServerEvaluated(version=version, metrics={}, error=error.message)
         return ServerEvaluated(version=version, metrics=metrics)
@@ -239,11 +245,14 @@ class SimulatedRun:
                 self._send(task)
             case Exchanging():
                 raise ValueError("sites of a simulation meet nobody: `simulate` refuses gossip")
-            case WithdrawTask() | CommitRound():
+            case WithdrawTask(task=task):
+                self._engine.withdraw(_key(task))
+            case CommitRound():
                 pass  # what is open is in the state; `_commit_if_whole` follows
             case ArmTimer(name=name, after_s=after_s):
                 self._arm(name, after_s)
             case EvaluateHere(version=version):
+                self._engine.expect(None, _judging_here(version, self.state.evaluations[version].round), -math.inf)
                 self._pending.append(lambda: self._evaluate_here(version))
             case AnnounceCommit():
                 self._prune()
@@ -254,11 +263,15 @@ class SimulatedRun:
 
     def _send(self, task: Task) -> None:
         if task.kind == "evaluate":
+            self._engine.expect(task.site, self._judging(task), -math.inf)  # before any time passes
             self._pending.append(lambda: self._evaluate(task))
             return
         self._fetch(task)
         self.summary.site_is(task.site, "training")
-        self.clock.set(self._engine.num_steps(task.site) * self._step_s[task.site], task)
+        after_s = self._engine.num_steps(task.site) * self._step_s[task.site]
+        self.clock.set(after_s, task)
+        if not self._dropouts.hits(task.site, task.round, task.attempt):
+            self._engine.expect(task.site, self._training(task), self.clock.now_s + after_s)
 
     def _fetch(self, task: Task) -> None:
         """A site fetches each version once; of one that follows the one that it has, what differs."""
@@ -267,7 +280,7 @@ class SimulatedRun:
             return
         self._has[task.site] = version
         part = part_of_version(self._fragments, version) if had == version - 1 else None
-        self._bytes = (self._bytes[0], self._bytes[1] + (part.num_bytes if part else self._version_bytes))
+        self._bytes = (self._bytes[0], self._bytes[1] + (part.num_bytes if part else self._versions.bytes_of(version)))
 
     def _arm(self, name: str, after_s: float) -> None:
         self._timers.pop(name, None)
@@ -325,3 +338,11 @@ class SimulatedRun:
         if self._show is not None and (at_once or now_s - self._shown_s >= SHOW_EVERY_S):
             self._shown_s = now_s
             self._show(self.summary.snapshot())
+
+
+def _key(task: Task) -> str:
+    return f"{task.task}#{task.attempt}"
+
+
+def _judging_here(version: int, round_: int) -> Evaluate:
+    return Evaluate(key=f"e{version}", round=round_, base_version=version, base_path=server_path(version))

@@ -3,62 +3,36 @@
 Each site has a worker's session (`cluster/run_session.py`), so all that a rule, a codec or an app keeps at a site is
 kept as in a deployment; the sessions share the model, and find versions and updates in memory. So the bytes of an
 update are those of a deployment with the same seeds.
+
+Nothing of a site stays in the process between its rounds but its session, and of those only so many: what a site keeps
+is in its folder. So memory does not grow with the number of sites, and another process with the same folder may do the
+next round of any of them.
 """
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from atoll.cluster.app import App
-from atoll.cluster.messages import Evaluate, Part, Prepare, Train, Trained
+from atoll.cluster.messages import Evaluate, Prepare, Train, Trained
 from atoll.cluster.open_session import Loaded, open_session
 from atoll.cluster.registry import MEND_APP, failure_of
 from atoll.cluster.rounding_secret import reproducible_secret
-from atoll.cluster.run_session import RunSession
-from atoll.cluster.site_state import Kept
+from atoll.simulations import shared_memory
+from atoll.simulations.engine import Metrics
+from atoll.simulations.lean_session import Bases, LeanSession, Shared
 from atoll.simulations.sites import Sites
-from atoll.wire.errors import AppFailed, AtollError, RemoteError
+from atoll.wire.errors import AtollError, LocalError, RemoteError
 from atoll.wire.job import Job
 from atoll.wire.manifest import Manifest
-from atoll.wire.model_file import ModelFile
-from atoll.wire.tensors import state_of, views
 
-Metrics = Mapping[str, tuple[float, float]]
-Bases = Callable[[str], ModelFile]  # a version by the text that stands for its path
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LeanSession(RunSession):
-    """A session that finds versions in memory, and knows its model's tensors and those of the version loaded last."""
-
-    bases: Bases
-    places: Mapping[str, Tensor]
-    recent: dict[str, Any] = field(default_factory=dict)
-
-    @contextmanager
-    def _open_base(self, path: Path, mix: Sequence[Part] = ()) -> Iterator[ModelFile]:
-        assert not mix  # gossip is refused
-        yield self.bases(path.name)
-
-    def _load(self, base: ModelFile, kept: Kept) -> None:
-        if self.transient or self.layout.absent:
-            RunSession._load(self, base, kept)
-            return
-        if self.recent.get("base") is not base:
-            sources = views(self.manifest, base.map, writable=False)
-            self.recent.update(base=base, sources=[sources[name] for name in self.places])
-        with torch.no_grad():
-            torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]  # as torch's own optimizers do
-                list(self.places.values()), self.recent["sources"]
-            )
+NUM_SESSIONS = 4096  # of sites with one app that are kept open: a few kB each
 
 
 class SequentialEngine:
@@ -79,50 +53,61 @@ class SequentialEngine:
         """
         Args:
             app, model: of all sites; the model is on its device and holds version 0.
-            folder: for what sites keep from round to round, and for the update of the present one.
+            bases: finds a version by the text that stands for its path.
+            folder: for what sites keep from round to round, and for updates.
             seed: of the sites' secrets of rounding, as `[reproducible]` of site.toml has it.
 
         Raises:
             AppFailed: the app or a site's data cannot be used; names the site.
             ConfigError: the job cannot be used.
+            DiskFull: there is no room for an update.
         """
         self._job, self._sites, self._seed, self._folder = job, sites, seed, folder
-        self._app, self._model, self._bases = app, model, bases
-        self._places = {name: tensor for name, (tensor, _) in state_of(model).items() if name in manifest}
-        self._recent: dict[str, Any] = {}
-        self._manifest_path, self._out_path = folder / "manifest", folder / "update"
+        self._app, self._model = app, model
+        self._stages = len(job.stages) > 1
+        self._shared = Shared.of(model, manifest, bases)
+        self._manifest_path = folder / "manifest"
         self._manifest_path.write_bytes(manifest.encode())
-        # All sessions are opened while the model is new: they remember what of it belongs to no version.
-        self._sessions = {site: self._open(site) for site in sites.names}
-        self._server: RunSession | None = None
+        # Sessions are opened while the model is new: they remember what of it belongs to no version.
+        self._first = self._open(sites.names[0])
+        self._alike = all(sites.app(site) is app for site in sites.names)
+        others = {} if self._alike else {site: self._open(site) for site in sites.names[1:]}
+        self._sessions: dict[str, LeanSession] = {sites.names[0]: self._first, **others}
+        self._server: LeanSession | None = None
         if job.evaluation.server:
-            self._server = self._opened("server", app, {"test": sites.server_data()}, training=False)
+            self._server = self._opened("server", app, {"test": sites.server_data()}.get, training=False)
+        self.update_bytes = self._first.prepared().update_bytes
+        self._out_path = self.make_room("update")
+
+    name = "sequential"
 
     @property
     def fragments(self) -> Sequence[tuple[int, int]]:
-        """Bytes of a version's data that rounds exchange in turns; none where all moves."""
-        return next(iter(self._sessions.values())).prepared().fragments
+        return self._first.prepared().fragments
 
     def max_weight(self, site: str) -> int:
-        """What a site promises of its updates."""
-        return self._sessions[site].prepared().max_weight
+        training = self._session(site).training
+        return training.max_weight if training else 0
 
     def num_steps(self, site: str) -> int:
-        """Optimizer steps of a site's round."""
-        training = self._sessions[site].training
+        training = self._session(site).training
         return training.work.num_steps if training else 0
 
-    def train(self, site: str, request: Train) -> tuple[Trained, memoryview]:
-        """One round of a site: what it came to, and its update, which the next call overwrites.
+    def expect(self, site: str | None, request: Train | Evaluate, at_s: float) -> None:
+        pass  # a task is done when it is asked for
 
-        Raises:
-            RemoteError: the update cannot be made or sent; a deployment would lose the task.
-        """
-        session = self._sessions[site].at(request.round)
-        assert session is not None  # a job whose app changes on its way is refused
-        self._sessions[site] = session
+    def withdraw(self, key: str) -> None:
+        pass
+
+    def train(self, site: str, request: Train) -> tuple[Trained, memoryview]:
+        trained = self.train_into(self._out_path, site, request)
+        return trained, self._shared.room(self._out_path, trained.num_bytes)
+
+    def train_into(self, room: Path, site: str, request: Train) -> Trained:
+        """The same with the update in another file, which `make_room` made."""
+        session = self._at(site, request.round)
         try:
-            trained = session.train(request, _ignore)
+            return session.train(replace(request, out_path=str(room)), _ignore)
         except AtollError:
             raise
         except Exception as error:  # whatever the user's code raises
@@ -130,49 +115,96 @@ class SequentialEngine:
         finally:
             if session.training is not None:
                 session.training.optimizer.torch.state.clear()  # a round begins with what was kept, or with nothing
-        return trained, self._written(trained.num_bytes)
 
-    def evaluate(self, site: str, request: Evaluate) -> Metrics:
-        """Metric sums of a version on a site's test data; empty where it has none."""
-        return _judge(self._sessions[site], request)
-
-    def evaluate_at_server(self, request: Evaluate) -> Metrics:
-        """The same on the server's."""
-        assert self._server is not None  # the plan evaluates at the server only where the job says so
-        return _judge(self._server, request)
-
-    @property
-    def out_path(self) -> str:
-        """The file that updates are written into."""
-        return str(self._out_path)
-
-    def _open(self, site: str) -> RunSession:
+    def evaluate(self, site: str | None, request: Evaluate) -> Metrics:
+        session = self._server if site is None else self._session(site)
+        assert session is not None  # the plan evaluates at the server only where the job says so
         try:
-            return self._opened(site, self._app_at(site), None, training=True)
-        except RemoteError as error:
-            text = f"{site}: {error.message}"
-            raise type(error)(text, site=site, field=error.field, value=error.value, bound=error.bound) from None
+            return session.evaluate(request, _ignore).metrics
+        except AtollError:
+            raise
+        except Exception as error:
+            raise _failed(error, session.site, request.round, "evaluate") from error
 
-    def _opened(self, site: str, app: App, data: Mapping[str, Any] | None, *, training: bool) -> RunSession:
-        read = data.get if data is not None else lambda split: self._sites.data(site, split)
+    def forget(self, site: str, round_: int) -> None:
+        """Drop what a site's round has left: it is as if it had not been trained."""
+        self._session(site).forget(round_)
+
+    def make_room(self, name: str) -> Path:
+        """A file for an update. Raises DiskFull."""
+        path = self._folder / name
+        shared_memory.make(path, self.update_bytes).close()
+        return path
+
+    def update_at(self, room: Path, num_bytes: int) -> memoryview:
+        """The update that was written into a file."""
+        return self._shared.room(room, num_bytes)
+
+    def close(self) -> None:
+        pass
+
+    # --- sessions ---------------------------------------------------------------------------------------------------
+
+    def _session(self, site: str) -> LeanSession:
+        session = self._sessions.get(site)
+        if session is None:
+            session = self._sessions[site] = self._like_first(site)
+            if len(self._sessions) > NUM_SESSIONS:
+                del self._sessions[next(iter(self._sessions))]
+        return session
+
+    def _at(self, site: str, round_: int) -> LeanSession:
+        session = self._session(site)
+        if not self._stages:
+            return session
+        found = session.at(round_)
+        assert isinstance(found, LeanSession)  # a job whose app changes on its way is refused
+        self._sessions[site] = found
+        return found
+
+    def _like_first(self, site: str) -> LeanSession:
+        """A site whose app is that of the first one, with data of its own."""
+        train = self._sites.data(site, "train")
+        if train is None:
+            return self._open(site)  # which says what is wrong
+        test = self._sites.data(site, "test") if self._job.evaluation.sites else None
+        app = _reading(self._app, self._reader(site))
+        secret = reproducible_secret(self._seed, self._job.job.seed, site)
+        try:
+            return self._first.at_site(site, app, self._state_folder(site), secret, train, test)
+        except RemoteError as error:
+            raise _at_site(error, site) from None
+
+    def _open(self, site: str) -> LeanSession:
+        try:
+            return self._opened(site, self._app_at(site), self._reader(site), training=True)
+        except RemoteError as error:
+            raise _at_site(error, site) from None
+
+    def _opened(self, site: str, app: App, read: Callable[[str], Any], *, training: bool) -> LeanSession:
         request = Prepare(
             run="",
             site=site,
-            app_name=self._job.job.app,
+            app_name=self._job.job.code,
             distribution="",
             entry_point="",
             app_hash="",
             data={},
             job=self._job.canonical().decode(),
             manifest_path=str(self._manifest_path),
-            state_folder=str(self._folder / "sites" / site),
+            state_folder=str(self._state_folder(site)),
             rounding_seed_hex=reproducible_secret(self._seed, self._job.job.seed, site).hex(),
             training=training,
             encoded=training,
         )
         session = open_session(request, loaded=Loaded(app=_reading(app, read), model=self._model))
-        fields = {name: getattr(session, name) for name in RunSession.__dataclass_fields__}
-        return _LeanSession(**fields, bases=self._bases, places=self._places, recent=self._recent)
+        return LeanSession.like(session, self._shared)
+
+    def _state_folder(self, site: str) -> Path:
+        return self._folder / "sites" / site
+
+    def _reader(self, site: str) -> Callable[[str], Any]:
+        return lambda split: self._sites.data(site, split)
 
     def _app_at(self, site: str) -> App:
         """The site's app, with what `model()` has left in the one that it was called of."""
@@ -180,11 +212,6 @@ class SequentialEngine:
         for name, value in vars(self._app).items():
             vars(app).setdefault(name, value)
         return app
-
-    def _written(self, num_bytes: int) -> memoryview:
-        """The update that was written last: fragments differ in length, and one that fails takes the file with it."""
-        with self._out_path.open("rb") as file:
-            return memoryview(mmap.mmap(file.fileno(), num_bytes, access=mmap.ACCESS_READ))
 
 
 def _reading(app: App, data: Callable[[str], Any]) -> App:
@@ -194,16 +221,16 @@ def _reading(app: App, data: Callable[[str], Any]) -> App:
     return other
 
 
-def _judge(session: RunSession, request: Evaluate) -> Metrics:
-    try:
-        return session.evaluate(request, _ignore).metrics
-    except AtollError:
-        raise
-    except Exception as error:
-        raise _failed(error, session.site, request.round, "evaluate") from error
+def _at_site(error: RemoteError, site: str) -> RemoteError:
+    return type(error)(f"{site}: {error.message}", site=site, field=error.field, value=error.value, bound=error.bound)
 
 
-def _failed(error: Exception, site: str, round: int, doing: str) -> AppFailed:
+def _failed(error: Exception, site: str, round: int, doing: str) -> AtollError:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        return LocalError(
+            f"memory ran out while {site} was to {doing} in round {round}: {str(error)[:200]}; set fewer --processes "
+            "(processes), or a smaller batch_size in strategy.work"
+        )
     failure = failure_of(error, f"app failed to {doing} at {site}, round {round}", advice=MEND_APP)
     failure.site, failure.round = site, round
     return failure

@@ -1,11 +1,11 @@
-"""`atoll.simulate`: a job with all its sites in this process, by the same code as a deployment."""
+"""`atoll.simulate`: a job with all its sites on this machine, by the same code as a deployment."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,37 +14,34 @@ from typing import Any
 import torch
 from torch import nn
 
-from atoll.aggregation.download import Download
 from atoll.aggregation.lanes import run_manifest
 from atoll.aggregation.reducers.append import Append
 from atoll.aggregation.schedules.gossip import Gossip
 from atoll.aggregation.stages import Strategies
 from atoll.aggregation.strategy import Strategy, resolve
-from atoll.client.first_version import app_entry
-from atoll.client.people import PersonSettings, Place, default_home, load_settings
-from atoll.cluster.app import App, build_app, build_model
+from atoll.cluster.app import App, build_model
 from atoll.cluster.device import choose_device, set_up_torch
-from atoll.cluster.registry import hash_distribution, load_app
 from atoll.server.pipeline import Pipeline
 from atoll.server.plan import plan_of
 from atoll.server.records import RunRow
 from atoll.server.run_state import RunState
+from atoll.simulations import engine_choice
 from atoll.simulations.clock import Speeds
 from atoll.simulations.dropouts import Dropouts
+from atoll.simulations.engine import Kind
 from atoll.simulations.masked import MaskedWork
+from atoll.simulations.opening import app_of, located_job, sites_of
 from atoll.simulations.results import MODEL_FILE, Result, RoundResult, RoundsFile, write_model
 from atoll.simulations.run import Labels, SimulatedRun
 from atoll.simulations.sequential import SequentialEngine
-from atoll.simulations.sites import OwnDataSites, Partition, PartitionedSites, Sites
+from atoll.simulations.sites import Partition, Sites
 from atoll.simulations.versions import Versions
 from atoll.wire.errors import ConfigError
-from atoll.wire.job import Job, load_job, located, parse_job
+from atoll.wire.job import Job
 from atoll.wire.model_file import ModelFile
 from atoll.wire.runs_pb2 import RoundRecord, RunSnapshot
 from atoll.wire.tensors import frozen_of, manifest_of, write_state
 
-DEFAULT_SITES = 10
-SITE = "{site}"
 MEMORY_FOLDER = Path("/dev/shm")  # Linux: files in it are memory, and syncing them costs nothing
 ROOM_FACTOR = 8  # models a site: two rounds of a few states each
 
@@ -58,16 +55,18 @@ def simulate(
     server_source: Mapping[str, Any] | None = None,
     partition: Partition | None = None,
     speeds: Speeds | None = None,
-    labels: Labels | None = None,
+    labels: Labels | Callable[[Sequence[str]], Labels] | None = None,
     dropouts: Dropouts | None = None,
     session_dropouts: Dropouts | None = None,
     rounding_seed: int = 0,
+    engine: Kind = "auto",
+    processes: int | None = None,
     out: Path | str | None = None,
     on_round: Callable[[RoundResult], None] | None = None,
     show: Callable[[RunSnapshot], None] | None = None,
     home: Path | None = None,
 ) -> Result:
-    """Does a job's run with every site in this process.
+    """Does a job's run with every site on this machine.
 
     The model has the bytes of a deployment with the same job, site names, data per site, survivors and `rounding_seed`
     (`[reproducible]` of site.toml), on the same kind of machine.
@@ -82,8 +81,10 @@ def simulate(
         server_source: the same for what the server judges by, where sites have sources of their own.
         partition: how the training data is spread; evenly at random where None.
         speeds: how long the sites take; no simulated time passes where None.
-        labels: of each site, for schedules that go by them.
+        labels: of each site, for schedules that go by them; or what makes them of the names of the sites.
         dropouts: how likely a site brings nothing when it is asked; never where None.
+        engine: "sequential", "processes", or "auto" for the faster one, as the run finds out. The result is the same.
+        processes: how many there are; one for each core where None.
         session_dropouts: how likely a site drops out of a session of secure aggregation, in a phase drawn by lot.
         out: folder for rounds.jsonl and model.safetensors; nothing is written where None.
         on_round: called with each round when its metrics are in.
@@ -97,20 +98,22 @@ def simulate(
         LocalError: a file cannot be written, or a device is missing.
     """
     began_s = time.monotonic()
-    with _located(job) as parsed:
-        kind, settings = _app(parsed, app, home)
+    with located_job(job) as parsed:
+        kind, settings = app_of(parsed, app, home)
         source = settings.source(parsed.data_name) if source is None else source
         _require_simulated(parsed, resolve(parsed))
         with _torch_set_up_for(parsed) as device:
-            found = _sites(parsed, kind, sites, source, server_source, partition or Partition())
+            found = sites_of(parsed, kind, sites, source, server_source, partition or Partition())
             own = found.app(found.names[0])
             model = build_model(own, parsed.job.seed).to(device)
             with _scratch(len(found.names) * manifest_of(model).num_bytes) as folder:
+                wish = engine_choice.wished(engine, processes, parsed, device)
                 world = _World(parsed, found, own, model, folder, rounding_seed, session_dropouts or Dropouts())
                 return world.play(
+                    wish,
                     began_s=began_s,
                     step_s=(speeds or Speeds()).step_seconds(found.names),
-                    labels=labels or {},
+                    labels=labels(found.names) if callable(labels) else labels or {},
                     dropouts=dropouts or Dropouts(),
                     out=None if out is None else Path(out),
                     on_round=on_round,
@@ -158,12 +161,12 @@ class _World:
         strategy, parameters = resolve(job), job.strategy.parameters or "all"
         frozen = frozen_of(model) if parameters == "trainable" else ()
         self._manifest = run_manifest(manifest_of(model, parameters, frozen), strategy.lanes, strategy.local)
-        download = Download(self._manifest, strategy.download, job.job.seed) if strategy.download else None
+        stages = Strategies(job)
         self._job = job
-        self._versions = Versions(folder, "", self._manifest, download)
+        self._versions = Versions(folder, "", self._manifest, stages.downloads(self._manifest, job.job.seed))
         with self._versions.create(0, {}) as data:
             write_state(self._manifest, model, data)
-        self._engine = SequentialEngine(
+        self._sequential = SequentialEngine(
             job,
             sites,
             app=app,
@@ -173,20 +176,21 @@ class _World:
             folder=folder,
             seed=seed,
         )
-        self._pipeline = self._work(strategy, tuple(sites.names), folder, seed, drops)
-        self._version_bytes = download.num_bytes if download else self._manifest.num_bytes
+        self._pipeline = self._work(strategy, stages, tuple(sites.names), folder, seed, drops)
 
-    def _work(self, strategy: Strategy, sites: tuple[str, ...], folder: Path, seed: int, drops: Dropouts) -> Pipeline:
+    def _work(
+        self, strategy: Strategy, stages: Strategies, sites: tuple[str, ...], folder: Path, seed: int, drops: Dropouts
+    ) -> Pipeline:
         job, manifest = self._job, self._manifest
         if job.secure_aggregation is not None:
             return MaskedWork(job, manifest, self._versions, sites, folder=folder, seed=seed, drops=drops)
-        stages = Strategies(job)
         return Pipeline(
             run="", strategy=strategy, seed=job.job.seed, manifest=manifest, models=self._versions, stages=stages
         )
 
     def play(
         self,
+        wish: engine_choice.Wish,
         *,
         began_s: float,
         step_s: Mapping[str, float],
@@ -198,6 +202,7 @@ class _World:
     ) -> Result:
         """The run from beginning to end."""
         dropouts.require_sites(list(step_s))
+        engine = engine_choice.engine_for(wish, self._sequential, self._versions)
         rounds: list[RoundResult] = []
         file = RoundsFile(out) if out is not None else nullcontext()
 
@@ -214,18 +219,19 @@ class _World:
             plan=plan_of(self._job),
             pipeline=self._pipeline,
             versions=self._versions,
-            engine=self._engine,
+            engine=engine,
             step_s=step_s,
             labels=labels,
             dropouts=dropouts,
-            version_bytes=self._version_bytes,
             on_round=keep,
             show=show,
         )
         with file:
             try:
                 state = run.run()
+                name = engine.name
             finally:  # also on Ctrl-C: what is committed stays
+                engine.close()
                 if out is not None and run.state.version > 0:
                     write_model(out / MODEL_FILE, self._manifest, self._newest(run.state).map)
         return Result(
@@ -239,60 +245,11 @@ class _World:
             simulated_s=run.clock.now_s,
             wall_s=time.monotonic() - began_s,
             first_round_s=rounds[0].wall_s if rounds else None,
+            engine=name,
         )
 
     def _newest(self, state: RunState) -> ModelFile:
         return self._versions.open(state.version)
-
-
-def _app(job: Job, app: type[App] | None, home: Path | None) -> tuple[type[App], PersonSettings]:
-    root = home or default_home()
-    place = Place(home=root, settings=load_settings(root))
-    if app is not None:
-        return app, place.settings
-    entry = app_entry(place, job.job.app)
-    return load_app(entry, hash_distribution(entry.distribution)), place.settings
-
-
-def _sites(
-    job: Job,
-    kind: type[App],
-    wanted: int | Mapping[str, Mapping[str, Any]] | None,
-    source: Mapping[str, Any],
-    server_source: Mapping[str, Any] | None,
-    partition: Partition,
-) -> Sites:
-    if not isinstance(wanted, Mapping):
-        if wanted is not None and wanted < 1:
-            raise ConfigError(f"sites = {wanted}: wanted 1 or more", key="sites", value=str(wanted), bound="1 or more")
-        names = site_names(job, wanted)
-        if not any(isinstance(value, str) and SITE in value for value in source.values()):
-            return PartitionedSites(build_app(kind, job.app, source), names, partition)
-        wanted = {name: _source_of(name, source) for name in names}
-    if not wanted:
-        raise ConfigError("sites = {}: a simulation needs one site or more", key="sites", bound="1 or more")
-    return OwnDataSites(kind, job.app, wanted, server_source)
-
-
-def _source_of(site: str, source: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value.replace(SITE, site) if isinstance(value, str) else value for key, value in source.items()}
-
-
-def site_names(job: Job, num_sites: int | None) -> list[str]:
-    """So many names: those that the job has, or site-1, site-2, ...
-
-    Raises:
-        ConfigError: the job names another number of sites.
-    """
-    named = list(job.job.sites)
-    if named and num_sites not in (None, len(named)):
-        raise ConfigError(
-            f"sites = {num_sites}, and job.sites names {len(named)}: leave one of them out",
-            key="sites",
-            value=str(num_sites),
-            bound=str(len(named)),
-        )
-    return named or [f"site-{number}" for number in range(1, (num_sites or DEFAULT_SITES) + 1)]
 
 
 def _row(job: Job) -> RunRow:
@@ -310,21 +267,13 @@ def _row(job: Job) -> RunRow:
 
 
 @contextmanager
-def _located(job: Job | Mapping[str, Any] | Path | str) -> Iterator[Job]:
-    """The job; an error in one that was read from a file names the line."""
-    if isinstance(job, Path | str):
-        with located(Path(job)):
-            yield load_job(Path(job))
-    else:
-        yield job if isinstance(job, Job) else parse_job(dict(job))
-
-
-@contextmanager
 def _torch_set_up_for(job: Job) -> Iterator[torch.device]:
     """Threads and determinism as the job says; afterwards torch is as it was."""
     num_threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     device = choose_device(job.training.device)
     set_up_torch(job.training, device)
+    if job.training.threads is None:  # part of the result, so the same for every engine
+        torch.set_num_threads(1)
     try:
         yield device
     finally:

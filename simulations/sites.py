@@ -20,7 +20,8 @@ from atoll.cluster.app import App, build_app
 from atoll.simulations import partition as cut
 from atoll.wire.errors import AppFailed, ConfigError
 
-Kind = Literal["iid", "dirichlet", "shards"]
+Kind = Literal["iid", "dirichlet", "shards", "quantity", "classes", "natural"]
+KINDS: tuple[Kind, ...] = ("iid", "dirichlet", "shards", "quantity", "classes", "natural")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,32 +29,50 @@ class Partition:
     """How a training set is spread over sites; see `atoll.simulations.partition`."""
 
     kind: Kind = "iid"
-    alpha: float = 0.5  # of dirichlet: how alike sites are
-    min_examples: int = 10  # of dirichlet: that every site has
+    alpha: float = 0.5  # of dirichlet and quantity: how alike sites are
+    min_examples: int = 10  # of dirichlet and quantity: that every site has
     shards_each: int = 2  # of shards: about as many labels has a site
+    classes_each: int = 2  # of classes: exactly as many has a site
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("iid", "dirichlet", "shards"):
-            raise _bad("kind", self.kind, "iid, dirichlet or shards")
+        if self.kind not in KINDS:
+            raise _bad("kind", self.kind, ", ".join(KINDS))
         if not 0 < self.alpha <= 1e6:
             raise _bad("alpha", self.alpha, "above 0, at most 1e6")
         if self.min_examples < 1:
             raise _bad("min_examples", self.min_examples, "1 or more")
         if not 1 <= self.shards_each <= 10_000:
             raise _bad("shards_each", self.shards_each, "1 to 10000")
+        if self.classes_each < 1:
+            raise _bad("classes_each", self.classes_each, "1 or more")
+
+    def num_sites(self, dataset: Dataset[Any] | None) -> int | None:
+        """How many sites the data itself has; None where it can be spread over any number.
+
+        Raises:
+            ConfigError: it should have sites, and does not say which.
+        """
+        return len(np.unique(groups_of(dataset))) if self.kind == "natural" and dataset is not None else None
 
     def indices(self, dataset: Dataset[Any], num_sites: int) -> list[NDArray[np.int64]]:
         """Places in `dataset` for each site.
 
         Raises:
-            ConfigError: there are fewer examples than sites, no draw gives every site enough, or labels are not found.
+            ConfigError: a site would be empty, no draw gives every site enough, or labels or groups are not found.
         """
         if self.kind == "iid":
             return cut.iid(np.empty(_length(dataset)), num_sites, seed=self.seed)
+        if self.kind == "quantity":
+            examples = np.empty(_length(dataset))
+            return cut.quantity(examples, num_sites, alpha=self.alpha, min_examples=self.min_examples, seed=self.seed)
+        if self.kind == "natural":
+            return cut.natural(groups_of(dataset), num_sites)
         labels = labels_of(dataset)
         if self.kind == "shards":
             return cut.shards(labels, num_sites, shards_each=self.shards_each, seed=self.seed)
+        if self.kind == "classes":
+            return cut.classes(labels, num_sites, classes_each=self.classes_each, seed=self.seed)
         return cut.dirichlet(labels, num_sites, alpha=self.alpha, min_examples=self.min_examples, seed=self.seed)
 
 
@@ -79,16 +98,18 @@ class Sites(Protocol):
 class PartitionedSites:
     """Sites over the data of one app."""
 
-    def __init__(self, app: App, names: Sequence[str], partition: Partition) -> None:
+    def __init__(self, app: App, whole: Dataset[Any] | None, names: Sequence[str], partition: Partition) -> None:
         """
+        Args:
+            whole: the app's training data.
+
         Raises:
-            AppFailed: the app has no training data.
+            AppFailed: there is none.
             ConfigError: the data cannot be spread so.
         """
         self.names = tuple(names)
         self._app = app
         self._place = {name: place for place, name in enumerate(self.names)}
-        whole = app.data("train")
         if whole is None:
             raise AppFailed('data("train") is None: there is nothing to spread over sites', field="data.train")
         self._train = _Cut(whole, partition.indices(whole, len(self.names)))
@@ -198,6 +219,24 @@ def labels_of(dataset: Dataset[Any]) -> NDArray[Any]:
             key="partition.kind",
         )
     return labels
+
+
+def groups_of(dataset: Dataset[Any]) -> NDArray[Any]:
+    """The group of each example, such as its writer or hospital: the dataset's attribute `groups`.
+
+    Raises:
+        ConfigError: there is none for each example.
+    """
+    found: Any = getattr(dataset, "groups", None)
+    groups = np.asarray(found) if isinstance(found, Tensor | np.ndarray | Iterable) else None
+    if groups is None or groups.ndim != 1 or len(groups) != _length(dataset):
+        raise ConfigError(
+            f'partition = natural: data("train") gives a {type(dataset).__name__} that does not say where each example '
+            "is from; give it an attribute `groups`, with one entry for each example",
+            key="partition.kind",
+            value="natural",
+        )
+    return groups
 
 
 def _length(dataset: Dataset[Any]) -> int:

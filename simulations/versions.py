@@ -1,19 +1,24 @@
-"""The model versions of a simulated run, in memory: in full for the server, and as the sites get them.
+"""The model versions of a simulated run: in full for the server, and as the sites get them.
 
-Buffers of versions that nobody needs any more are used for the next ones.
+They are in memory that an engine's processes share. Buffers of versions that nobody needs any more are used for the
+next ones.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.aggregation.by_round import ByRound
 from atoll.aggregation.download import Download
 from atoll.aggregation.layout import UpdateLayout
 from atoll.aggregation.optimizer_state import OptimizerState
 from atoll.aggregation.server_optimizers import ServerOptimizer
 from atoll.server.models import RunModels
+from atoll.simulations import shared_memory
 from atoll.wire.errors import Unknown
 from atoll.wire.manifest import Manifest
 from atoll.wire.model_file import ModelFile
@@ -31,21 +36,31 @@ def server_path(version: int) -> str:
     return f"{version}.server"
 
 
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    """Room for one version, and the name of its file."""
+
+    name: str
+    data: mmap.mmap
+
+
 class Versions(RunModels):
     """What the pipeline takes for the versions on a server's disk.
 
-    `folder` is used by reducers that keep all updates of a round, and by nothing else.
+    `folder` is for the buffers, and for reducers that keep all updates of a round.
     """
 
-    def __init__(self, folder: Path, run: str, manifest: Manifest, download: Download | None) -> None:
-        super().__init__(folder, run, manifest, download)
+    def __init__(self, folder: Path, run: str, manifest: Manifest, downloads: ByRound[Download | None]) -> None:
+        super().__init__(folder, run, manifest, downloads)
         self._layout_of = manifest
-        self._codec = download
-        self._whole: dict[_Form, bytearray] = {}
+        self._whole: dict[_Form, _Buffer] = {}
         self._metadata: dict[_Form, dict[str, str]] = {}
         self._optimizers: dict[_Form, OptimizerState] = {}
-        self._at_sites: dict[_Form, ModelFile] = {}
-        self._free: list[bytearray] = []
+        self._decoded: dict[_Form, _Buffer] = {}  # as sites get them, where a codec changes them
+        self._free: list[_Buffer] = []
+        self._num_buffers = 0
+        self._files: dict[str, ModelFile] = {}  # by name of the buffer
+        self._lent: dict[str, str] = {}  # in another process than the server's: buffers by path
 
     def open(self, version: int, branch: int | None = None) -> ModelFile:
         """The version in full. Raises Unknown where it was never committed, or pruned."""
@@ -53,7 +68,7 @@ class Versions(RunModels):
             raise Unknown(
                 f"model version {version} is not kept any more", run=self._run, field="version", value=version
             )
-        return self._file(self._whole[version, branch], self._metadata[version, branch])
+        return self._file(self._whole[version, branch].data, self._metadata[version, branch])
 
     @contextmanager
     def create(
@@ -62,25 +77,41 @@ class Versions(RunModels):
         """Bytes of a new version to be filled; of the run's manifest, since tensors alone are simulated."""
         if manifest is not None:
             raise ValueError("a simulated version has the manifest of its run")
-        data = self._free.pop() if self._free else bytearray(self._layout_of.num_bytes)
-        yield memoryview(data)
-        self._whole[version, branch], self._metadata[version, branch] = data, metadata
+        buffer = self._room()
+        yield memoryview(buffer.data)
+        self._whole[version, branch], self._metadata[version, branch] = buffer, metadata
 
-    def at_sites(self, version: int, branch: int | None = None) -> ModelFile:
-        """The version as sites begin with it and judge it: what the codec of downloads leaves of it; made once."""
-        if (version, branch) not in self._at_sites:
-            whole = self.open(version, branch)
-            self._at_sites[version, branch] = (
-                whole if self._codec is None else self._decoded(self._codec, version, branch)
-            )
-        return self._at_sites[version, branch]
+    def bytes_of(self, version: int) -> int:
+        """Length of a version on its way to a site."""
+        codec = self.download_of(version)
+        return self._layout_of.num_bytes if codec is None else codec.num_bytes
 
     def named(self, path: str) -> ModelFile:
-        """The version that `site_path` or `server_path` gave this path."""
-        version, form, *branch = path.split(".")
-        if form == "server":
-            return self.open(int(version))
-        return self.at_sites(int(version), int(branch[0]) if branch else None)
+        """The version that `site_path` or `server_path` gave this path; the same object for the same buffer."""
+        name = self._lent.get(path) or self.buffer_of(path)
+        if name not in self._files:
+            self._files[name] = self._file(shared_memory.attach(self._folder / name), {})
+        return self._files[name]
+
+    def buffer_of(self, path: str) -> str:
+        """The buffer that holds what `path` stands for, decoded where sites get it by a codec; made once.
+
+        Raises:
+            Unknown: the version was never committed, or is pruned.
+        """
+        version, kind, *branch = path.split(".")
+        form = int(version), int(branch[0]) if branch else None
+        self.open(*form)
+        codec = self.download_of(form[0])
+        if kind == "server" or codec is None:
+            return self._whole[form].name
+        if form not in self._decoded:
+            self._decoded[form] = self._decode(codec, form)
+        return self._decoded[form].name
+
+    def lend(self, path: str, buffer: str) -> None:
+        """Say, in another process than the server's, which buffer a path stands for from now on."""
+        self._lent[path] = buffer
 
     def save_optimizer(self, version: int, state: OptimizerState, branch: int | None = None) -> None:
         """Keep the state as it is, until its version is pruned."""
@@ -95,17 +126,25 @@ class Versions(RunModels):
     def prune(self, keep: Collection[int]) -> None:
         """Forget every version that is not in `keep`, in all its forms."""
         for form in [form for form in self._whole if form[0] not in keep]:
-            self._at_sites.pop(form, None)
             self._optimizers.pop(form, None)
             self._metadata.pop(form)
             self._free.append(self._whole.pop(form))
+            if form in self._decoded:
+                self._free.append(self._decoded.pop(form))
 
-    def _decoded(self, codec: Download, version: int, branch: int | None) -> ModelFile:
-        payload, data = bytearray(codec.num_bytes), bytearray(self._layout_of.num_bytes)
-        codec.write(self._whole[version, branch], version, payload)
-        codec.read(payload, data)
-        return self._file(data, {})
+    def _decode(self, codec: Download, form: _Form) -> _Buffer:
+        payload, buffer = bytearray(codec.num_bytes), self._room()
+        codec.write(self._whole[form].data, form[0], payload)
+        codec.read(payload, buffer.data)
+        return buffer
 
-    def _file(self, data: bytearray, metadata: dict[str, str]) -> ModelFile:
+    def _room(self) -> _Buffer:
+        if self._free:
+            return self._free.pop()
+        self._num_buffers += 1
+        name = f"version-{self._num_buffers}"
+        return _Buffer(name, shared_memory.make(self._folder / name, self._layout_of.num_bytes))
+
+    def _file(self, data: mmap.mmap, metadata: dict[str, str]) -> ModelFile:
         view = memoryview(data).toreadonly()
         return ModelFile(manifest=self._layout_of, data_offset=0, num_bytes=len(data), map=view, metadata=metadata)

@@ -110,7 +110,8 @@ def test_public_names_are_those_of_all(package: str) -> None:
 
 def test_the_public_names_of_atoll() -> None:
     """A name added here is kept for ever: other people's apps and scripts import it."""
-    assert set(atoll.__all__) == {"App", "OpaqueApp", "__version__", "simulate"}
+    names = {"App", "OpaqueApp", "RunEnded", "__version__", "connect", "join", "save_model", "simulate"}
+    assert set(atoll.__all__) == names
 
 
 def test_every_method_has_a_role_and_no_other() -> None:

@@ -31,6 +31,7 @@ class OverrideSection(Strict):
     from_round: int = Field(ge=2, le=1_000_000)
     app: dict[str, Any] = Field(default={})
     strategy: dict[str, Any] = Field(default={})
+    evaluation: dict[str, Any] | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -26,6 +26,7 @@ from atoll.wire.names import check_label, check_run_id, check_site_name
 from atoll.wire.overrides import changed
 from atoll.wire.parallel_section import ParallelSection
 from atoll.wire.privacy_section import PrivacySection, SecureAggregationSection
+from atoll.wire.script_terms import with_terms_of_scripts
 from atoll.wire.statistics_section import StatisticsSection
 from atoll.wire.strict import Strict as Strict  # noqa: PLC0414  named from here by all other tables
 from atoll.wire.toml_file import TomlFile, read_toml
@@ -63,14 +64,26 @@ class JobSection(Strict):
     """`[job]`: what is trained, where, how long."""
 
     name: Label
-    app: Label
-    data: Label | None = None  # name of the data at the sites; the app's name where absent
+    app: Label | None = None  # either this
+    script: Label | None = None  # or this: a script of the sites, with a loop of its own (docs/scripts.md)
+    data: Label | None = None  # name of the data at the sites; the app's name where absent, none of a script
     rounds: int = Field(ge=1, le=1_000_000)
     seed: int = Field(default=0, ge=0, lt=2**63)
     sites: tuple[SiteName, ...] = ()  # only these; empty means every site of the federation
     wait_for_sites: Seconds = 600.0  # how long a run waits for its minimum of sites before it fails
     start: str | None = None  # model file that version 0 is read from, beside the job file; stays on this machine
     continues: RunId | None = None  # run that this one goes on from; `atoll run --resume` sets it
+
+    @model_validator(mode="after")
+    def _one_code(self) -> JobSection:
+        if (self.app is None) == (self.script is None):
+            raise ValueError("name an app or a script, and not both: app = ... or script = ...")
+        return self
+
+    @property
+    def code(self) -> str:
+        """Name of the app or of the script."""
+        return self.app or self.script or ""
 
 
 class WorkSection(Strict):
@@ -164,6 +177,11 @@ class Job(Strict):
     control: ControlSection | None = None
     privacy: PrivacySection | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _scripts_judge_nothing(cls, table: Any) -> Any:
+        return with_terms_of_scripts(table)
+
     @model_validator(mode="after")
     def _judged_where_it_is_evaluated(self) -> Job:
         best = self.control.best if self.control is not None else None
@@ -204,7 +222,7 @@ class Job(Strict):
         return self.statistics.by_site if self.statistics is not None else bool(self.evaluation.by_site)
 
     @property
-    def data_name(self) -> str:
+    def data_name(self) -> str | None:  # None of a script that names none
         return self.job.data or self.job.app
 
     @property
@@ -226,7 +244,8 @@ class Job(Strict):
         """
         stages = [Stage(from_round=1, job=self)]
         for override in self.control.override if self.control is not None else ():
-            table = changed(stages[-1].job.model_dump(exclude_none=True), override.app, override.strategy)
+            table = stages[-1].job.model_dump(exclude_none=True)
+            table = changed(table, override.app, override.strategy, override.evaluation or {})
             stages.append(Stage(from_round=override.from_round, job=Job.model_validate(table)))
         return tuple(stages)
 

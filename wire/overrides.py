@@ -1,7 +1,7 @@
 """Values of a job that change from a round on: which may, and what the job is with them.
 
-A run is planned as a whole: what sites have promised (weights, bytes, tensors), and what reaches over rounds (the
-schedule's and the optimizer's state), stays. All else that makes a round may differ from the one before.
+A run is planned as a whole: what sites have agreed to, what a worker is set up with once, and the kind of what reaches
+over rounds stay. All else that makes a round may differ from the one before.
 """
 
 from __future__ import annotations
@@ -9,20 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-CHANGING: Final = ("work", "rule", "reducer", "optimizer")  # parts of the strategy of which options may change
+# Parts of the strategy of which options may change.
+CHANGING: Final = ("schedule", "work", "rule", "codec", "download", "reducer", "optimizer", "sum")
+_OTHER_KINDS: Final = ("codec", "download")  # nothing that reaches over rounds goes by their kind
 
 _FIXED: Final[Mapping[str, str]] = {
     "job": "the sites have agreed to it",
-    "evaluation": "it is the same for the whole run",
+    "evaluation.sites": "sites load what they judge with once",
+    "evaluation.server": "the server's worker is set up once",
+    "evaluation.metrics": "versions are compared by them",
+    "evaluation.only": "it says what the run is for",
+    "evaluation.by_site": "the sites have agreed to it",
+    "statistics": "it says what the run is for",
     "training": "workers are set up once",
+    "parallel": "workers are set up once",
+    "privacy": "the sites have agreed to it",
     "control": "it is the same for the whole run",
     "strategy.kind": "a run has one strategy; change options of its parts",
-    "strategy.schedule": "its state reaches over rounds",
-    "strategy.codec": "sites have promised updates of one layout",
-    "strategy.download": "sites have promised to read one layout",
-    "strategy.buffers": "sites have promised updates of one layout",
+    "strategy.buffers": "it says what stays at a site for the whole run",
     "strategy.local": "it says what stays at a site for the whole run",
-    "strategy.sum": "sites have promised updates within one bound",
+    "strategy.parameters": "all versions of a run have the same tensors",
+    "strategy.personal": "the model that a site keeps for itself goes on from round to round",
 }
 
 
@@ -34,10 +41,11 @@ def refuse_fixed(table: Any) -> None:
     """
     if not isinstance(table, dict):
         return
-    strategy = table.get("strategy")
-    strategy = strategy if isinstance(strategy, dict) else {}
-    kinds = [part for part in CHANGING if isinstance(strategy.get(part), dict) and "kind" in strategy[part]]
-    for key in [*(key for key in table if key in _FIXED), *(f"strategy.{key}" for key in strategy)]:
+    strategy, evaluation = (_table(table, name) for name in ("strategy", "evaluation"))
+    own = [part for part in CHANGING if part not in _OTHER_KINDS]
+    kinds = [part for part in own if isinstance(strategy.get(part), dict) and "kind" in strategy[part]]
+    inner = (f"{name}.{key}" for name, part in (("strategy", strategy), ("evaluation", evaluation)) for key in part)
+    for key in (*table, *inner):
         if key in _FIXED:
             raise ValueError(f"{key} cannot change during a run: {_FIXED[key]}; {_may_change()}")
     for part in kinds:
@@ -47,15 +55,24 @@ def refuse_fixed(table: Any) -> None:
         )
 
 
-def changed(table: dict[str, Any], app: Mapping[str, Any], strategy: Mapping[str, Any]) -> dict[str, Any]:
-    """A job as a table, with other values. One unit of work takes the place of the other."""
+def changed(
+    table: dict[str, Any], app: Mapping[str, Any], strategy: Mapping[str, Any], evaluation: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A job as a table, with other values. One unit of work takes the place of the other, and one codec of another."""
     parts = dict(table["strategy"])
     for part, options in strategy.items():
         before = parts.get(part, {})
         if part == "work" and isinstance(options, Mapping) and options.keys() & {"epochs", "steps"}:
             before = {name: value for name, value in before.items() if name not in ("epochs", "steps")}
+        if (
+            part in _OTHER_KINDS
+            and isinstance(options, Mapping)
+            and options.get("kind") not in (None, before.get("kind"))
+        ):
+            before = {}
         parts[part] = merged(before, options)
-    return {**table, "app": merged(table["app"], app), "strategy": parts}
+    evaluation = merged(table["evaluation"], evaluation)
+    return {**table, "app": merged(table["app"], app), "strategy": parts, "evaluation": evaluation}
 
 
 def merged(before: Any, after: Any) -> Any:
@@ -65,5 +82,10 @@ def merged(before: Any, after: Any) -> Any:
     return {**before, **{key: merged(before.get(key), value) for key, value in after.items()}}
 
 
+def _table(table: dict[str, Any], name: str) -> dict[str, Any]:
+    inner = table.get(name)
+    return inner if isinstance(inner, dict) else {}
+
+
 def _may_change() -> str:
-    return f"app and {', '.join(f'strategy.{part}' for part in CHANGING)} may"
+    return f"app, evaluation.every and {', '.join(f'strategy.{part}' for part in CHANGING)} may"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from atoll.wire.secure_pb2 import SecureRecord
+if TYPE_CHECKING:
+    from atoll.wire.secure_pb2 import SecureRecord
 
 
 def secure_values(record: SecureRecord) -> dict[str, Any]:

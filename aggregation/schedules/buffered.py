@@ -16,7 +16,7 @@ committed. Equal events give equal states and actions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -138,6 +138,11 @@ class Buffered(Membership[BufferedState]):
     @property
     def fewest_updates(self) -> int:
         return self.options.k
+
+    @property
+    def fixed(self) -> Mapping[str, object]:
+        """By option, what has to be the same in all rounds of a run: each closes by its own, whoever is under way."""
+        return {}
 
     def discount(self, staleness: int) -> float:
         return float((1 + staleness) ** -self.options.exponent)

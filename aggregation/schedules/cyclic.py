@@ -119,6 +119,11 @@ class Cyclic(Membership[CyclicState]):
         return 1
 
     @property
+    def fixed(self) -> Mapping[str, object]:
+        """By option, what has to be the same in all rounds of a run."""
+        return {"sites": self.options.sites}  # who is offered the run
+
+    @property
     def draws(self) -> bool:
         """Whether a round may close without some of the members."""
         return True

@@ -7,6 +7,8 @@ with fragments its own model (cluster/own_model.py).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pydantic import Field, field_validator, model_validator
 
 from atoll.aggregation.schedule import Exchange
@@ -49,3 +51,8 @@ class EverySteps(Rounds):
         self.exchange = Exchange(
             steps=options.steps // options.fragments, num_fragments=options.fragments, alpha=options.alpha
         )
+
+    @property
+    def fixed(self) -> Mapping[str, object]:
+        """By option, what has to be the same in all rounds of a run."""
+        return {**super().fixed, "fragments": self.exchange.num_fragments}

@@ -111,6 +111,14 @@ class Hierarchical:
         return self.inner.fewest_updates  # of a group's version
 
     @property
+    def fixed(self) -> Mapping[str, object]:
+        """By option, what has to be the same in all rounds of a run."""
+        options = self.options
+        inner = {f"inner.{name}": value for name, value in self.inner.fixed.items()}
+        kinds = {"inner.kind": self.inner.name, "inner_optimizer": str(self.inner_optimizer.precision(wide=False))}
+        return {"label": options.label, "groups": options.groups, "rounds": options.rounds, **kinds, **inner}
+
+    @property
     def draws(self) -> bool:
         """Whether a round may close without some of the members."""
         return True  # no site is in every group

@@ -143,6 +143,11 @@ class Rounds(Membership[RoundsState]):
         return all(labels.get(name) == value for name, value in self.options.where.items())
 
     @property
+    def fixed(self) -> Mapping[str, object]:
+        """By option, what has to be the same in all rounds of a run."""
+        return {"where": self.options.where}  # who is offered the run
+
+    @property
     def draws(self) -> bool:
         """Whether a round may close without some of the members."""
         return self.options.fraction < 1 or self.options.over > 1

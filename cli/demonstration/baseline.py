@@ -20,7 +20,7 @@ from atoll.wire.job import load_job
 def main(job_path: Path, data_path: Path) -> None:
     """Trains for as many passes over the data as the sites did in all rounds together."""
     job = load_job(job_path)
-    entry = AppEntry(name=job.job.app, distribution=DISTRIBUTION, entry_point=job.job.app)
+    entry = AppEntry(name=job.job.code, distribution=DISTRIBUTION, entry_point=job.job.code)
     app = build_app(load_app(entry, hash_distribution(DISTRIBUTION)), job.app, {"path": str(data_path)})
     epochs = job.job.rounds * (job.strategy.work.num_epochs or 1)
     sums = train_centrally(app, job, epochs)

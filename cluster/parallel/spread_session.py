@@ -23,6 +23,7 @@ from atoll.aggregation.lanes import factors_in
 from atoll.aggregation.layout import MeanEntry, RawEntry, UpdateLayout
 from atoll.aggregation.rounding import Rounding, rounding_key
 from atoll.aggregation.schedule import Asynchronous
+from atoll.aggregation.stages import Strategies
 from atoll.aggregation.strategy import Strategy, resolve
 from atoll.cluster.app import App
 from atoll.cluster.batches import Work, plan_work
@@ -79,10 +80,13 @@ class SpreadSession:
         """What the agent wants to know before it accepts the run."""
         return Prepared(
             max_weight=self.training.max_weight if self.training else 0,
-            update_bytes=self.updates.num_bytes if self.training else 0,
+            update_bytes=self._largest_update() if self.training else 0,
             device=str(self.device),
             sums_stale=isinstance(self.strategy.schedule, Asynchronous),
         )
+
+    def _largest_update(self) -> int:
+        return max(fragments.whole.num_bytes for fragments in Strategies(self.whole).fragments(self.manifest))
 
     def at(self, round_: int) -> SpreadSession | None:
         """The session of a round; None where `[app]` has other values then, so that it is to be opened anew.
@@ -98,7 +102,8 @@ class SpreadSession:
         strategy, training = resolve(job), self.training
         if training is not None:
             training = replace(training, work=plan_work(self.app, training.dataset, strategy.work))
-        return replace(self, job=job, strategy=strategy, training=training)
+        updates = strategy.fragments(self.manifest).whole
+        return replace(self, job=job, strategy=strategy, updates=updates, training=training)
 
     def train(self, request: Train, on_step: OnStep) -> Trained:
         """One round: load the base, train, write this process's tensors of the update.

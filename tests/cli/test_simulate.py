@@ -63,6 +63,19 @@ def test_a_partition_of_one_file_and_a_file_for_each_site(folder: Path) -> None:
     assert "round 2 of 2, 2 sites, " in err
 
 
+def test_a_preview_shows_the_data_and_trains_nothing(folder: Path) -> None:
+    options = ["--sites", "4", "--data", f"path={folder}/central.npz", "--partition", "classes", "--classes", "5"]
+    code, out, err = run(folder, *options, "--preview")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0].split() == ["site", "examples", *map(str, range(10))]
+    assert "4 sites, 40 examples, 10 to 10 at a site (median 10); 10 classes, 5 to 5 at a site" in out
+    assert [path.name for path in (folder / "out").iterdir()] == ["partition.png"]
+    code, out, _ = run(folder, *options, "--preview", "--json")
+    assert sum(map(sum, json.loads(out)["sites"].values())) == 40
+    with pytest.raises(ConfigError, match=r"partition\.classes_each = 11: the data has 10 classes"):
+        run(folder, *options[:-1], "11", "--preview")
+
+
 def test_a_run_that_does_not_finish_has_its_exit_code_and_reason(folder: Path) -> None:
     code, _, err = run(folder, "--sites", "1", "--data", f"path={folder}/central.npz")
     assert code == 5

@@ -11,7 +11,10 @@ from samples.trial_site import MANIFEST, SITE, TrialSite, make_offer
 from atoll.client.offers import Admission, admit, preparation
 from atoll.client.settings import ReproducibleSection, SiteSettings, load_settings
 from atoll.cluster.messages import decode, encode
+from atoll.cluster.registry import hash_script
+from atoll.wire import control_pb2 as pb
 from atoll.wire.errors import BadManifest, NotAllowed, Unknown
+from atoll.wire.job import parse_job
 from atoll.wire.manifest import Manifest
 from atoll.wire.parallel_section import ParallelSection
 
@@ -96,3 +99,65 @@ def test_another_version_of_the_app_is_refused_with_both_hashes(plain: TrialSite
 def test_an_app_that_the_site_does_not_know_is_refused(plain: TrialSite) -> None:
     with pytest.raises(Unknown, match=r"site north knows no app 'unheard': add \[apps\] for it$"):
         admit(make_offer(app="unheard"), settings=load_settings(plain.home.settings), home=plain.home)
+
+
+def make_script_offer(site: TrialSite, text: str = "import atoll\n", **job: object) -> tuple[pb.RunOffer, SiteSettings]:
+    """An offer of a run of the script `old`, whose file is `text` at the site."""
+    path = site.root / "train.py"
+    path.write_text(text)
+    site.home.settings.write_text(site.home.settings.read_text().replace("/opt/train.py", str(path)))
+    offer = make_offer()
+    table = {"name": "trial", "script": "old", "rounds": 3, **job}
+    offer.job = parse_job({"job": table}).canonical()
+    offer.app_hash = hash_script(path)
+    return offer, load_settings(site.home.settings)
+
+
+def test_a_script_is_admitted_by_name_and_hash(plain: TrialSite) -> None:
+    offer, settings = make_script_offer(plain)
+    admission = admit(offer, settings=settings, home=plain.home)
+    assert admission.script == plain.root / "train.py"
+    assert (admission.app, admission.data) == (None, {})
+    told = preparation(admission, settings=settings, home=plain.home, secret=SECRET)
+    assert (told.app_name, told.app_hash, told.distribution) == ("old", offer.app_hash, "")
+
+
+def test_a_script_s_data_is_that_of_the_site(plain: TrialSite) -> None:
+    offer, settings = make_script_offer(plain, data="trial")
+    assert admit(offer, settings=settings, home=plain.home).data == settings.data["trial"]
+    offer, settings = make_script_offer(plain, data="none-such")
+    with pytest.raises(Unknown, match=r"site north has no data 'none-such'"):
+        admit(offer, settings=settings, home=plain.home)
+
+
+def test_another_version_of_a_script_is_refused_with_both_hashes(plain: TrialSite) -> None:
+    offer, settings = make_script_offer(plain)
+    (plain.root / "train.py").write_text("import os\n")
+    with pytest.raises(
+        NotAllowed, match=f"script 'old' at site north has hash .*, the run wants {offer.app_hash}"
+    ) as told:
+        admit(offer, settings=settings, home=plain.home)
+    assert (told.value.field, told.value.bound) == ("script_hash", offer.app_hash)
+
+
+def test_a_script_that_is_gone_is_refused_without_its_path(plain: TrialSite) -> None:
+    offer, settings = make_script_offer(plain)
+    (plain.root / "train.py").unlink()
+    with pytest.raises(Unknown, match=r"cannot read its script 'old': correct its path under \[scripts.old\]") as told:
+        admit(offer, settings=settings, home=plain.home)
+    assert str(plain.root) not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("job", "told"),
+    [
+        ({"app": "old", "data": "trial"}, "knows no app 'old': it is a script here: the job says script = "),
+        ({"script": "trial"}, "knows no script 'trial': it is an app here: the job says app = "),
+        ({"script": "unheard"}, r"knows no script 'unheard': add \[scripts.unheard\] for it"),
+    ],
+)
+def test_apps_and_scripts_are_not_taken_for_one_another(plain: TrialSite, job: dict[str, str], told: str) -> None:
+    offer = make_offer()
+    offer.job = parse_job({"job": {"name": "trial", "rounds": 3, **job}}).canonical()
+    with pytest.raises(Unknown, match=told):
+        admit(offer, settings=load_settings(plain.home.settings), home=plain.home)

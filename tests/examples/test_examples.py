@@ -44,7 +44,7 @@ def job_of(example: str) -> Job:
 
 
 def app_of(job: Job, path: Path) -> App:
-    entry = AppEntry(name=job.job.app, distribution="atoll-examples", entry_point=job.job.app)
+    entry = AppEntry(name=job.job.code, distribution="atoll-examples", entry_point=job.job.code)
     return build_app(load_app(entry, hash_distribution("atoll-examples")), job.app, {"path": str(path)})
 
 
@@ -85,7 +85,7 @@ def accuracy(sums: dict[str, tuple[float, float]]) -> float:
 def test_every_job_can_be_resolved_and_its_app_fits_a_page(example: str) -> None:
     job = job_of(example)
     resolve(job)
-    assert job.job.app == example
+    assert job.job.code == example
     source = Path(str(import_module(f"atoll_examples.{example}.app").__file__)).read_text()
     assert len(source.splitlines()) < 40
 

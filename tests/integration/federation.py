@@ -299,6 +299,10 @@ class Federation:
                 found += [process.pid for process in (child.children() if is_nursery else [child])]
         return found
 
+    def children(self, process: Process) -> list[int]:
+        """Process ids of what a process has started."""
+        return [child.pid for child in psutil.Process(process.pid).children()]
+
     def logs(self) -> str:
         """The ends of all logs, for the text of a failed test."""
         logs = sorted(self.root.glob("*.log")) + sorted(self.root.glob("*/logs/*.log"))

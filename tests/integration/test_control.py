@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,6 +52,37 @@ strategy.optimizer.lr = 1e-3
     ]
     assert moved[1] == 0.0, "a rate of 0 moves nothing"
     assert 0 < moved[2] < 0.01 * moved[0]
+
+
+CHANGES = """
+[[control.override]]
+from_round = 3
+strategy.codec = { kind = "int4" }
+strategy.download = { kind = "bfloat16" }
+strategy.schedule = { quorum = 2, deadline = "80s", sample = "weight" }
+strategy.sum.bound = 64.0
+evaluation.every = 2
+"""
+
+
+def test_codec_and_schedule_change_as_if_another_run_went_on(trio: Federation) -> None:
+    """The rounds after a change have the bytes of a run that resumes the rounds before it with the other values."""
+    first: dict[str, Any] = {
+        "strategy": 'kind = "fedavg"\ncodec = { kind = "int8" }',
+        "schedule": 'min = 3, deadline = "90s"',
+    }
+    then: dict[str, Any] = {
+        "strategy": 'kind = "fedavg"\ncodec = { kind = "int4" }\ndownload = { kind = "bfloat16" }\nsum = { bound = 64.0 }',
+        "schedule": 'min = 3, quorum = 2, deadline = "80s", sample = "weight"',
+    }
+    old = trio.finish(trial_job(rounds=2, **first))["run"]
+    resumed = follow(trio, trial_job(rounds=4, **then), "--resume", old)
+    changed = trio.finish(trial_job(rounds=4, **first, more=CHANGES))
+    assert trio.model_hash(changed["run"]) == trio.model_hash(resumed)
+    judged = [bool(record["evaluate"]) for record in changed["rounds"]]
+    assert judged == [True, True, False, True]
+    up = [record["bytes_up"] for record in changed["rounds"]]
+    assert up[0] == up[1] > 1.5 * up[2] == 1.5 * up[3]
 
 
 def test_a_run_begins_with_the_values_of_a_file(trio: Federation, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def _accuracy(job: Job, clone: Path, state: dict[str, Tensor]) -> float:
 
 
 def _app(job: Job, clone: Path, data: str) -> App:
-    entry = AppEntry(name=job.job.app, distribution="atoll-examples", entry_point=job.job.app)
+    entry = AppEntry(name=job.job.code, distribution="atoll-examples", entry_point=job.job.code)
     app = load_app(entry, hash_distribution("atoll-examples"))
     return build_app(app, job.app, {"path": str(clone / "try" / "data" / f"{data}.npz")})
 

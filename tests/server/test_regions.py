@@ -231,7 +231,7 @@ class Sums:
             self.add(pipeline, round_, site, memoryview(self.update(pipeline, site)), WEIGHTS[site])
         path = self.folder / f"{name}.sum"
         num_bytes, _ = pipeline.write_partial(round_, path)
-        assert num_bytes == path.stat().st_size == pipeline.partial_bytes
+        assert num_bytes == path.stat().st_size == pipeline.partial_bytes(1)
         return round_.sum_weights, path
 
     def add(self, pipeline: Pipeline, round_: Round, site: str, payload: memoryview, weight: int) -> None:

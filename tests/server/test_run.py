@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -26,6 +27,7 @@ from atoll.server.messages import task_message
 from atoll.server.run import advance, begin, outstanding, replay
 from atoll.server.run_state import (
     AnnounceCommit,
+    Change,
     CommitRound,
     EndRun,
     EvaluateHere,
@@ -150,6 +152,35 @@ def test_a_second_round_starts_from_the_committed_version() -> None:
     run.accept("b")
     actions = run.commit(1)
     assert [(a.task.round, a.task.base_version) for a in actions if isinstance(a, SendTask)] == [(2, 1), (2, 1)]
+
+
+def test_rounds_go_by_the_options_of_their_own_stage() -> None:
+    """Deadline and quorum of round 3 are others, before and after a restart: `Run.tell` replays the journal each time."""
+    later = Rounds(Rounds.Options(min=2, quorum=1, deadline=5.0))
+    plan = make_plan(rounds=4, sites=True)
+    run = Run(replace(plan, changes=(Change(from_round=3, schedule=later, evaluate_every=3),)))
+    run.start("a", "b")
+    assert run.state.timers == {"deadline/1": 600.0}
+    for number in (1, 2):
+        assert run.tell(TimerFired(name="none of a round")) == ()
+        run.accept("a", number)
+        run.accept("b", number)
+        actions = run.commit(number)
+        assert ("evaluate", "a", 1) in sent(actions)
+        run.tell(EvaluationEnded(version=number))
+    assert run.state.timers == {"deadline/3": 5.0}
+    run.accept("a", 3)
+    run.tell(TimerFired(name="deadline/3"))
+    assert run.state.rounds[3].closing == ("a",), "the quorum of two would have ended the run"
+    assert ("evaluate", "a", 1) in sent(run.commit(3))
+    run.tell(EvaluationEnded(version=3))
+    run.accept("b", 4)
+    run.tell(Left(site="a", reason="gone"))
+    assert run.state.rounds[4].closing == ("b",)
+    assert plan.evaluates(4)
+    assert [run.plan.evaluates(number) for number in (2, 3, 4)] == [True, True, True]
+    assert not replace(run.plan, num_rounds=9).evaluates(4)
+    assert run.plan.fewest_updates == 1
 
 
 def test_a_lost_update_opens_the_round_again_with_the_next_attempt() -> None:

@@ -126,6 +126,50 @@ def test_a_round_of_fragments_moves_a_part_of_the_model_each_way() -> None:
     assert parts.model_bytes != whole.model_bytes
 
 
+def test_values_of_every_part_change_from_a_round_on() -> None:
+    """What a round before the change makes is what it makes without; what changes then is seen in bytes and cohorts."""
+    table: dict[str, Any] = {
+        "rounds": 4,
+        "codec": {"kind": "int8"},
+        "schedule": {"kind": "rounds", "min": 4, "deadline": 50.0},
+    }
+    slow = {"speeds": Speeds(step_s=1.0, spread=0.3)}
+    override = {
+        "from_round": 3,
+        "strategy": {
+            "codec": {"kind": "float32"},
+            "download": {"kind": "bfloat16"},
+            "schedule": {"fraction": 0.5},
+            "sum": {"bound": 64.0},
+        },
+        "evaluation": {"every": 2},
+    }
+    same = run(points_job(**table), **slow)
+    changed = run({**points_job(**table), "control": {"override": [override]}}, **slow)
+    assert (changed.status, changed.reason) == ("finished", "")
+    before, after = changed.rounds[:2], changed.rounds[2:]
+    assert [(one.train, one.bytes_up) for one in before] == [(one.train, one.bytes_up) for one in same.rounds[:2]]
+    assert before[0].evaluate == same.rounds[0].evaluate
+    assert before[1].evaluate != same.rounds[1].evaluate, "sites judge version 2 as round 3 begins with it"
+    assert [one.sites for one in changed.rounds] == [SITES, SITES, 4, 4]
+    assert [bool(one.evaluate) for one in changed.rounds] == [True, True, False, True]
+    each = [entry.bytes_up / entry.sites for entry in (before[-1], after[0])]
+    assert each[1] > 1.5 * each[0], "float32 takes more than int8"
+    assert after[0].bytes_down < before[-1].bytes_down, "and bfloat16 less than the model as it is"
+    job = {**points_job(**table), "control": {"override": [override]}}
+    assert run(job, **slow, engine="processes", processes=2).model_bytes == changed.model_bytes
+
+
+def test_steps_between_exchanges_change_from_a_round_on() -> None:
+    table: dict[str, Any] = {"rounds": 4, "work": {"batch_size": 8}}
+    table["schedule"] = {"kind": "every_steps", "steps": 4, "min": SITES}
+    override = {"from_round": 3, "strategy": {"schedule": {"steps": 8}}}
+    changed = run({**points_job(**table), "control": {"override": [override]}})
+    weights = [entry.weight for entry in changed.rounds]
+    assert weights[1] == weights[0]
+    assert weights[2] == weights[3] == 2 * weights[1]
+
+
 def test_groups_have_versions_of_their_own_between_those_of_all() -> None:
     table = {"kind": "hierarchical", "label": "region", "groups": ["north", "south"], "rounds": 2}
     grouped, again = (run(points_job(rounds=4, schedule=table)) for _ in range(2))

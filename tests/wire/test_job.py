@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -232,3 +234,50 @@ def test_durations(text: object, seconds: float) -> None:
 def test_what_is_no_duration(text: object) -> None:
     with pytest.raises(ValueError, match="duration"):
         parse_duration_s(text)
+
+
+def script_job(text: str = "", strategy: Mapping[str, object] | None = None) -> Job:
+    table: dict[str, object] = {"job": {"name": "a", "script": "old", "rounds": 1}, **tomllib.loads(text)}
+    return parse_job({**table, "strategy": strategy} if strategy else table)
+
+
+def test_a_job_names_an_app_or_a_script() -> None:
+    job = script_job()
+    assert (job.job.app, job.job.code, job.data_name) == (None, "old", None)
+    assert not job.evaluation.sites  # nobody asks a script to judge a model
+    assert decode_job(job.canonical()) == job
+    for section in ({}, {"app": "a", "script": "b"}):
+        with pytest.raises(ConfigError, match="job: name an app or a script, and not both"):
+            parse_job({"job": {"name": "a", "rounds": 1, **section}})
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("[evaluation]\nsites = true", r"evaluation\.sites = true"),
+        ("[evaluation]\nserver = true", r"evaluation\.server = true"),
+        ("[evaluation]\nonly = true", r"evaluation\.only = true"),
+        ("[parallel]\ndp_shard = 2", r"\[parallel\]"),
+        ("[statistics]", r"\[statistics\]"),
+    ],
+)
+def test_what_goes_with_apps_alone_is_refused_of_scripts(text: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=key + r" with job\.script = 'old': "):
+        script_job(text)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "key"),
+    [
+        ({"kind": "fedprox", "rule": {"kind": "fedprox", "mu": 0.1}}, "strategy.rule.kind = fedprox"),
+        ({"kind": "diloco", "schedule": {"kind": "every_steps", "steps": 4, "fragments": 2}}, "fragments = 2"),
+        ({"local": ["head.*"]}, "strategy.local = head."),
+        ({"buffers": "local"}, "strategy.buffers = local"),
+        ({"parameters": "trainable"}, "strategy.parameters = trainable"),
+        ({"download": {"kind": "int8"}}, "strategy.download = a codec"),
+        ({"codec": {"kind": "top_k", "fraction": 0.1, "error_feedback": True}}, "strategy.codec = top_k"),
+    ],
+)
+def test_strategies_that_need_an_app_are_refused_of_scripts(strategy: dict[str, object], key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key}.* with job.script = 'old': that "):
+        resolve(script_job(strategy=strategy))
