@@ -49,7 +49,7 @@ def main() -> None:
         atoll.save_model(model, options.write_model)
         return
     with np.load(options.data) as file:
-        dataset = [
+        dataset: Any = [
             {"x": torch.from_numpy(x).float(), "labels": int(y)}
             for x, y in zip(file["x_train"], file["y_train"], strict=True)
         ]
