@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from atoll.aggregation.rules.rule import LocalRule, watches
+from atoll.aggregation.rules.rule import LocalRule, show
 from atoll.cluster.app import App
 from atoll.cluster.batches import Work, batches, to_device
 from atoll.cluster.local_step import LocalStep, OneProcess
@@ -64,8 +64,7 @@ def train_locally(
     model.train()
     with seeded(step.seed(seed), device, restores=restores):
         scheduler = app.scheduler(optimizer)
-        if watches(rule):
-            rule.watch(optimizer)
+        show(rule, optimizer)
         moving = optimizer_step(optimizer)
         rule.begin(model)
         for batch in batches(app, dataset, work, seed):

@@ -7,7 +7,7 @@ step. One rule object serves one worker and holds what it needs between `begin` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, TypeGuard, runtime_checkable
 
 from torch import Tensor, nn
@@ -78,9 +78,11 @@ def has_part(rule: LocalRule) -> TypeGuard[Paired]:
     return hasattr(rule, "settle") and hasattr(rule, "resume")
 
 
-def watches(rule: LocalRule) -> TypeGuard[Watching]:
-    """The same of `Watching`."""
-    return hasattr(rule, "watch")
+def show(rule: LocalRule, optimizer: Optimizer) -> None:
+    """Shows a rule that is `Watching` the optimizer of the steps to come. Raises AppFailed as it does."""
+    watch: Callable[[Optimizer], None] | None = getattr(rule, "watch", None)
+    if watch is not None:
+        watch(optimizer)
 
 
 def lanes_of(rule: LocalRule) -> tuple[Lane, ...]:
