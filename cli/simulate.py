@@ -59,6 +59,30 @@ def simulate(
     ] = 0.0,
     stragglers: Annotated[float, typer.Option("--stragglers", help="Share of the sites that is slower.")] = 0.0,
     slowdown: Annotated[float, typer.Option("--slowdown", help="How many times slower they are.")] = 10.0,
+    network: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--network",
+            metavar="KEY=VALUE",
+            help="The sites' lines: up_mbit_s, down_mbit_s, latency_s, spread. Without it bytes take no simulated time.",
+        ),
+    ] = None,
+    available: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--available",
+            metavar="KEY=VALUE",
+            help="When sites are there each day: hours, peak (the hour at which they begin), deviation.",
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            metavar="FILE",
+            help="CSV or JSON of devices: site, step_s, up_mbit_s, down_mbit_s, latency_s, ...",
+        ),
+    ] = None,
     dropout: Annotated[
         float, typer.Option("--dropout", help="How likely a site brings nothing each time that it is asked: 0 to 1.")
     ] = 0.0,
@@ -108,7 +132,7 @@ def simulate(
       atoll simulate job.toml --sites 100 --data path=central.npz --partition dirichlet --alpha 0.1
       atoll simulate job.toml --sites 20 --data path=central.npz --partition classes --classes 2 --preview
       atoll simulate job.toml --sites 3 --data 'path=data/{site}.npz' --json | jq .metrics
-      atoll simulate job.toml --sites 50 --step-seconds 0.01 --stragglers 0.1
+      atoll simulate job.toml --sites 50 --step-seconds 0.01 --stragglers 0.1 --network up_mbit_s=10
       atoll simulate job.toml --sites 20 --label region=north,south --dropout 0.1
     """
     from atoll.cli import pairs
@@ -117,6 +141,7 @@ def simulate(
     from atoll.cli.preview import show_preview
     from atoll.client.people import default_home, load_settings
     from atoll.simulations.clock import Speeds
+    from atoll.simulations.devices import Availability, Network
     from atoll.simulations.dropouts import Dropouts
     from atoll.simulations.preview import preview as draw
     from atoll.simulations.simulate import simulate as run
@@ -147,6 +172,9 @@ def simulate(
             speeds=Speeds(
                 step_s=step_seconds, spread=spread, stragglers=stragglers, slowdown=slowdown, seed=partition_seed
             ),
+            network=pairs.options(Network, network, "--network", seed=partition_seed),
+            availability=pairs.options(Availability, available, "--available", seed=partition_seed),
+            trace=trace,
             labels=lambda names: pairs.labels(label, names),
             dropouts=Dropouts(share=dropout, seed=partition_seed),
             faults=faults or (),

@@ -12,6 +12,7 @@ from typing import IO, Any, Self
 
 from torch import Tensor
 
+from atoll.simulations.waits import Waited
 from atoll.wire.control_pb2 import MetricSum
 from atoll.wire.errors import LocalError
 from atoll.wire.manifest import Manifest
@@ -39,10 +40,11 @@ class RoundResult:
     bytes_down: int
     secure: Mapping[str, Any]  # of secure aggregation: how its sum was protected; empty without
     simulated_s: float  # since the run began, when it was committed
+    waited: Waited
     wall_s: float  # the same on the machine that simulates; the rest of a round repeats with equal seeds
 
     @classmethod
-    def of(cls, record: RoundRecord, *, simulated_s: float, wall_s: float) -> RoundResult:
+    def of(cls, record: RoundRecord, *, simulated_s: float, wall_s: float, waited: Waited) -> RoundResult:
         """The result of a round's record."""
         return cls(
             round=record.round,
@@ -57,6 +59,7 @@ class RoundResult:
             bytes_down=record.bytes_down,
             secure=secure_values(record.secure) if record.HasField("secure") else {},
             simulated_s=simulated_s,
+            waited=waited,
             wall_s=wall_s,
         )
 

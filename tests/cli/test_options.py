@@ -43,6 +43,7 @@ FROZEN = {
     "atoll server run": ["FOLDER"],
     "atoll simulate": [
         "--alpha",
+        "--available",
         "--classes",
         "--data",
         "--dropout",
@@ -51,6 +52,7 @@ FROZEN = {
         "--home",
         "--json",
         "--label",
+        "--network",
         "--out",
         "--partition",
         "--partition-seed",
@@ -64,6 +66,7 @@ FROZEN = {
         "--spread",
         "--step-seconds",
         "--stragglers",
+        "--trace",
         "JOB",
     ],
     "atoll site": [],
