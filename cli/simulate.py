@@ -96,6 +96,12 @@ def simulate(
             "--session-dropout", help="How likely a site drops out of a session of secure aggregation: 0 to 1."
         ),
     ] = 0.0,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="A value in place of the job's, such as strategy.optimizer.lr=0.1."
+        ),
+    ] = None,
     label: Annotated[
         list[str] | None,
         typer.Option(
@@ -143,6 +149,7 @@ def simulate(
     from atoll.simulations.clock import Speeds
     from atoll.simulations.devices import Availability, Network
     from atoll.simulations.dropouts import Dropouts
+    from atoll.simulations.opening import job_with
     from atoll.simulations.preview import preview as draw
     from atoll.simulations.simulate import simulate as run
     from atoll.simulations.sites import Partition
@@ -151,8 +158,9 @@ def simulate(
 
     source = pairs.table(data, "--data")
     spread_by = Partition(kind=partition, alpha=alpha, shards_each=shards, classes_each=classes, seed=partition_seed)  # type: ignore[arg-type]  # it says what it takes
+    given = job_with(job, changed) if (changed := pairs.table(changes, "--set")) else job
     if preview:
-        show_preview(draw(job, sites=sites, source=source, partition=spread_by, home=home), out, as_json=as_json)
+        show_preview(draw(given, sites=sites, source=source, partition=spread_by, home=home), out, as_json=as_json)
         return
     callbacks, reader = Callbacks(load_settings(home or default_home()).callbacks), SnapshotReader()
     view = open_view()
@@ -164,7 +172,7 @@ def simulate(
 
     try:
         result = run(
-            job,
+            given,
             sites=sites,
             source=source,
             server_source=pairs.table(server_data, "--server-data"),

@@ -54,7 +54,10 @@ from atoll.wire.errors import BadUpdate, RemoteError, TooFewSites, to_detail
 from atoll.wire.runs_pb2 import RoundRecord, RunSnapshot
 
 Labels = Mapping[str, Mapping[str, str]]  # by site
-OnRound = Callable[[RoundRecord, float, Waited], None]  # a round whose metrics are all there, when it was committed
+Spread = Mapping[str, tuple[float, ...]]  # over sites, by metric
+OnRound = Callable[
+    [RoundRecord, float, Waited, Spread], None
+]  # a round whose metrics are all there, when it was committed
 SHOW_EVERY_S = 0.1
 
 
@@ -193,6 +196,7 @@ class SimulatedRun:
             metrics = self._engine.evaluate(task.site, self._judging(task))
         except RemoteError as error:
             return TaskLost(task=task.task, attempt=task.attempt, site=task.site, reason=error.message)
+        self._waits.judged(task.round, metrics)
         return SiteEvaluated(task=task.task, attempt=task.attempt, site=task.site, metrics=metrics)
 
     def _still_asked(self, sent: Task) -> Task | None:
@@ -335,7 +339,8 @@ class SimulatedRun:
             self._hand_on(number)
 
     def _hand_on(self, number: int) -> None:
-        self._on_round(self.summary.record(number), self._committed_s.pop(number), self._waits.take(number))
+        waited, spread = self._waits.take(number), self._waits.take_spread(number)
+        self._on_round(self.summary.record(number), self._committed_s.pop(number), waited, spread)
 
     @property
     def _now_s(self) -> float:

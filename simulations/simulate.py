@@ -36,7 +36,7 @@ from atoll.simulations.lies import LyingSites
 from atoll.simulations.masked import MaskedWork
 from atoll.simulations.opening import app_of, located_job, sites_of
 from atoll.simulations.results import MODEL_FILE, Result, RoundResult, RoundsFile, write_model
-from atoll.simulations.run import Labels, SimulatedRun
+from atoll.simulations.run import Labels, SimulatedRun, Spread
 from atoll.simulations.sequential import SequentialEngine
 from atoll.simulations.sites import Partition, Sites
 from atoll.simulations.versions import Versions
@@ -231,8 +231,10 @@ class _World:
         rounds: list[RoundResult] = []
         file = RoundsFile(out) if out is not None else nullcontext()
 
-        def keep(record: RoundRecord, simulated_s: float, waited: Waited) -> None:
-            entry = RoundResult.of(record, simulated_s=simulated_s, wall_s=time.monotonic() - began_s, waited=waited)
+        def keep(record: RoundRecord, simulated_s: float, waited: Waited, spread: Spread) -> None:
+            entry = RoundResult.of(
+                record, simulated_s=simulated_s, wall_s=time.monotonic() - began_s, waited=waited, spread=spread
+            )
             rounds.append(entry)
             if isinstance(file, RoundsFile):
                 file.write(entry)
