@@ -22,6 +22,7 @@ from atoll.aggregation.schedule import Committed, Joined, Ready, Selective, Time
 from atoll.client.version_parts import part_of_version
 from atoll.cluster.messages import Evaluate, Train
 from atoll.server.events import Broken, RunEvent, ServerEvaluated, SiteEvaluated, TaskLost, UpdateAccepted
+from atoll.server.gathering import gathered
 from atoll.server.pipeline import Pipeline
 from atoll.server.records import RunRow
 from atoll.server.round import Round
@@ -111,8 +112,9 @@ class SimulatedRun:
             AppFailed: a site has no examples; names it.
             LocalError: this machine cannot go on.
         """
-        for site in self._conditions.sites:
-            self._join(site)
+        schedule, sites = self._plan.schedule, self._conditions.sites
+        selective = schedule if isinstance(schedule, Selective) else None
+        self.state = gathered(self._plan, self.state, [*filter(None, (self._join(s, selective) for s in sites))])
         self._tell(Ready())
         while self.state.phase is not Phase.ENDED:
             event = self._pending.popleft()() if self._pending else self._next()
@@ -123,13 +125,13 @@ class SimulatedRun:
         self._look(at_once=True)
         return self.state
 
-    def _join(self, site: str) -> None:
+    def _join(self, site: str, schedule: Selective | None) -> Joined | None:
         """A site that the schedule cannot ask is not offered the run, as in a deployment."""
-        labels, schedule = dict(self._labels.get(site, {})), self._plan.schedule
-        if isinstance(schedule, Selective) and not schedule.takes(site, labels):
+        labels = dict(self._labels.get(site, {}))
+        if schedule is not None and not schedule.takes(site, labels):
             self.summary.site_is(site, "declined", detail="the job's schedule asks for other sites or labels")
-            return
-        self._tell(Joined(site=site, max_weight=self._engine.max_weight(site), labels=labels))
+            return None
+        return Joined(site=site, max_weight=self._engine.max_weight(site), labels=labels)
 
     # --- events -----------------------------------------------------------------------------------------------------
 

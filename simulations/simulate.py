@@ -21,6 +21,7 @@ from atoll.aggregation.stages import Strategies
 from atoll.aggregation.strategy import Strategy, resolve
 from atoll.cluster.app import App, build_model
 from atoll.cluster.device import choose_device, set_up_torch
+from atoll.cluster.seeds import seeded
 from atoll.server.pipeline import Pipeline
 from atoll.server.plan import plan_of
 from atoll.server.records import RunRow
@@ -301,7 +302,8 @@ def _torch_set_up_for(job: Job) -> Iterator[torch.device]:
     if job.training.threads is None:  # part of the result, so the same for every engine
         torch.set_num_threads(1)
     try:
-        yield device
+        with seeded(job.job.seed, device):  # of the sites' trainings each has its own
+            yield device
     finally:
         torch.set_num_threads(num_threads)
         torch.use_deterministic_algorithms(deterministic)
