@@ -62,6 +62,10 @@ def simulate(
     dropout: Annotated[
         float, typer.Option("--dropout", help="How likely a site brings nothing each time that it is asked: 0 to 1.")
     ] = 0.0,
+    faults: Annotated[
+        Path | None,
+        typer.Option("--faults", metavar="FILE", help="Which sites fail, are slow or lie, and when (TOML, [[fault]])."),
+    ] = None,
     session_dropout: Annotated[
         float,
         typer.Option(
@@ -145,6 +149,7 @@ def simulate(
             ),
             labels=lambda names: pairs.labels(label, names),
             dropouts=Dropouts(share=dropout, seed=partition_seed),
+            faults=faults or (),
             engine=engine,  # type: ignore[arg-type]  # as partition
             processes=processes,
             session_dropouts=Dropouts(share=session_dropout, seed=partition_seed),

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.client.home import SiteHome, agent_runs
-from atoll.cluster.messages import LINE_BYTES, Answer, Failed, decode, encode
+from atoll.cluster.messages import LINE_BYTES, Answer, Close, Failed, decode, encode
 from atoll.cluster.script.awaited import WAITING
 from atoll.cluster.script.messages import SOCKET_VARIABLE
 from atoll.cluster.script.relay import Relay
@@ -119,7 +119,9 @@ class _Exec:
             reader, self._agent.writer = line
             with contextlib.suppress(OSError, ValueError):
                 while data := await reader.readline():
-                    self._relay.asked(decode(data))  # type: ignore[arg-type]  # an agent sends nothing else
+                    if isinstance(message := decode(data), Close):
+                        break  # the run is over, or the agent ends
+                    self._relay.asked(message)  # type: ignore[arg-type]  # an agent sends nothing else
             self._agent.writer.close()
             self._agent.writer = None
             self._relay.lost()

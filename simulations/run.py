@@ -22,6 +22,7 @@ from atoll.aggregation.schedule import Committed, Joined, Ready, Selective, Time
 from atoll.client.version_parts import part_of_version
 from atoll.cluster.messages import Evaluate, Train
 from atoll.server.events import Broken, RunEvent, ServerEvaluated, SiteEvaluated, TaskLost, UpdateAccepted
+from atoll.server.gathering import gathered
 from atoll.server.pipeline import Pipeline
 from atoll.server.records import RunRow
 from atoll.server.round import Round
@@ -45,7 +46,7 @@ from atoll.server.run_state import (
 from atoll.server.secure_events import SecureEvent
 from atoll.server.summary import RunSummary
 from atoll.simulations.clock import Clock
-from atoll.simulations.dropouts import Dropouts
+from atoll.simulations.conditions import Conditions
 from atoll.simulations.engine import Engine
 from atoll.simulations.masked import MaskedWork
 from atoll.simulations.versions import Versions, server_path, site_path
@@ -68,16 +69,14 @@ class SimulatedRun:
         pipeline: Pipeline,
         versions: Versions,
         engine: Engine,
-        step_s: Mapping[str, float],
+        conditions: Conditions,
         labels: Labels,
-        dropouts: Dropouts,
         on_round: OnRound,
         show: Callable[[RunSnapshot], None] | None,
     ) -> None:
         """
         Args:
-            step_s: simulated seconds of an optimizer step, by site: those that take part, in the order of their joining.
-            dropouts: which tasks come to nothing.
+            conditions: of the sites that take part, in the order of their joining.
             on_round: called once for each committed round, when its evaluations are in.
             show: called with the run as it stands, a few times a second.
         """
@@ -86,7 +85,7 @@ class SimulatedRun:
         self.summary = RunSummary(row, plan.num_rounds)
         self.summary.show(complete=pipeline.complete)
         self._plan, self._pipeline, self._versions, self._engine = plan, pipeline, versions, engine
-        self._step_s, self._labels, self._dropouts = step_s, labels, dropouts
+        self._conditions, self._labels = conditions, labels
         self._on_round, self._show = on_round, show
         self._fragments = engine.fragments
         self._timers: dict[str, int] = {}  # those that are set, by the number of the setting
@@ -98,7 +97,7 @@ class SimulatedRun:
         self._has: dict[str, int] = {}  # version that each site has fetched last
         self._shown_s = 0.0
         # What people see beside a round is simulated time where there is any, else that of this machine.
-        self._timed = any(step_s.values())
+        self._timed = conditions.timed
 
     def run(self) -> RunState:
         """The state that the run ends with.
@@ -107,8 +106,9 @@ class SimulatedRun:
             AppFailed: a site has no examples; names it.
             LocalError: this machine cannot go on.
         """
-        for site in self._step_s:
-            self._join(site)
+        schedule, sites = self._plan.schedule, self._conditions.sites
+        selective = schedule if isinstance(schedule, Selective) else None
+        self.state = gathered(self._plan, self.state, [*filter(None, (self._join(s, selective) for s in sites))])
         self._tell(Ready())
         while self.state.phase is not Phase.ENDED:
             event = self._pending.popleft()() if self._pending else self._next()
@@ -119,13 +119,13 @@ class SimulatedRun:
         self._look(at_once=True)
         return self.state
 
-    def _join(self, site: str) -> None:
+    def _join(self, site: str, schedule: Selective | None) -> Joined | None:
         """A site that the schedule cannot ask is not offered the run, as in a deployment."""
-        labels, schedule = dict(self._labels.get(site, {})), self._plan.schedule
-        if isinstance(schedule, Selective) and not schedule.takes(site, labels):
+        labels = dict(self._labels.get(site, {}))
+        if schedule is not None and not schedule.takes(site, labels):
             self.summary.site_is(site, "declined", detail="the job's schedule asks for other sites or labels")
-            return
-        self._tell(Joined(site=site, max_weight=self._engine.max_weight(site), labels=labels))
+            return None
+        return Joined(site=site, max_weight=self._engine.max_weight(site), labels=labels)
 
     # --- events -----------------------------------------------------------------------------------------------------
 
@@ -158,12 +158,12 @@ class SimulatedRun:
         task = self._still_asked(sent)
         if task is None:
             return None
-        if self._dropouts.hits(task.site, task.round, task.attempt):
-            reason = f"dropped out of round {task.round}"
+        if (reason := self._conditions.failure(task)) is not None:
             self.summary.site_is(task.site, "failed", detail=reason)
             return TaskLost(task=task.task, attempt=task.attempt, site=task.site, reason=reason)
         try:
-            outcome, update = self._engine.train(task.site, self._training(task))
+            outcome, honest = self._engine.train(task.site, self._training(task))
+            update = self._conditions.sent(task, honest)
             self._pipeline.check(self.state.rounds[task.round], task.site, outcome.weight, update, outcome.metrics)
         except RemoteError as error:
             self.summary.site_is(task.site, "failed", detail=error.message)
@@ -268,9 +268,9 @@ class SimulatedRun:
             return
         self._fetch(task)
         self.summary.site_is(task.site, "training")
-        after_s = self._engine.num_steps(task.site) * self._step_s[task.site]
+        after_s = self._conditions.task_s(task, self._engine.num_steps)
         self.clock.set(after_s, task)
-        if not self._dropouts.hits(task.site, task.round, task.attempt):
+        if self._conditions.failure(task) is None:
             self._engine.expect(task.site, self._training(task), self.clock.now_s + after_s)
 
     def _fetch(self, task: Task) -> None:

@@ -47,6 +47,7 @@ FROZEN = {
         "--data",
         "--dropout",
         "--engine",
+        "--faults",
         "--home",
         "--json",
         "--label",
