@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from atoll.aggregation.fragments import Fragments
+from atoll.aggregation.layout import UpdateLayout
 from atoll.aggregation.rounding import Rounding, rounding_key
 from atoll.aggregation.stages import Strategies
 from atoll.cluster.rounding_secret import reproducible_secret
 from atoll.server.run_state import Task
-from atoll.simulations.clock import Speeds
+from atoll.simulations.devices import Device
 from atoll.simulations.dropouts import Dropouts
 from atoll.simulations.faults import Fail, Fault, Faults, FreeRide, Slow
 from atoll.simulations.lies import lie_about
@@ -32,15 +33,24 @@ class Updates:
     def of(cls, manifest: Manifest, strategies: Strategies, *, seed: int, job_seed: int) -> Updates:
         return cls(manifest=manifest, strategies=strategies, seed=seed, job_seed=job_seed, _fragments={})
 
+    def num_bytes(self, round_: int) -> int:
+        """Of an update, as the codec of its round makes it."""
+        return self._layout(round_).num_bytes
+
+    def _layout(self, round_: int) -> UpdateLayout:
+        strategy = self.strategies.at(round_)
+        if id(strategy) not in self._fragments:
+            self._fragments[id(strategy)] = strategy.fragments(self.manifest)
+        return self._fragments[id(strategy)].of_round(round_).layout
+
     def altered(self, site: str, round_: int, update: memoryview, lies: Sequence[Fault]) -> memoryview:
         """The update that a site sends that tells these lies."""
         strategy = self.strategies.at(round_)
-        fragments = self._fragments.setdefault(id(strategy), strategy.fragments(self.manifest))
         secret = reproducible_secret(self.seed, self.job_seed, site)
         return lie_about(
             update,
             lies,
-            fragments.of_round(round_).layout,
+            self._layout(round_),
             rounding=Rounding(rounding_key(secret, round_)),
             bound=strategy.bound,
             seed=f"{self.job_seed} {site} {round_}".encode(),
@@ -50,33 +60,34 @@ class Updates:
 class Conditions:
     """Those of one run. All of it follows from seeds, sites and rounds, never from what was asked before."""
 
-    def __init__(
-        self, sites: Sequence[str], *, speeds: Speeds, dropouts: Dropouts, faults: Faults, updates: Updates
-    ) -> None:
+    def __init__(self, devices: Mapping[str, Device], *, dropouts: Dropouts, faults: Faults, updates: Updates) -> None:
         """
         Args:
-            sites: those that take part, in the order of their joining.
+            devices: of the sites that take part, in the order of their joining.
 
         Raises:
             ConfigError: something is said of a site that is not there, or a fault cannot show.
         """
-        self.sites = tuple(sites)
+        self.sites = tuple(devices)
         dropouts.require_sites(self.sites)
-        self._step_s: Mapping[str, float] = speeds.step_seconds(self.sites)
+        self._devices = devices
         self._dropouts, self._faults, self._updates = dropouts, faults, updates
-        self.timed = any(self._step_s.values()) or any(isinstance(f, Slow) and f.seconds > 0 for f in faults.all)
-        _require_that_slow_shows(faults, any(self._step_s.values()))
+        waits = any(isinstance(fault, Slow) and fault.seconds > 0 for fault in faults.all)
+        self.timed = waits or any(device.timed for device in devices.values())
+        _require_that_slow_shows(faults, any(device.step_s for device in devices.values()))
 
-    def task_s(self, task: Task, num_steps: Callable[[str], int]) -> float:
-        """Simulated seconds from the task to its update, or to its failure."""
+    def task_s(self, task: Task, num_steps: Callable[[str], int], *, now_s: float, down_bytes: int) -> float:
+        """Simulated seconds from the task to its update, or to its failure: transfers, steps, and hours of absence."""
+        device = self._devices[task.site]
         struck = self._faults.of(task.site, task.given_in)
         steps = 0 if any(isinstance(fault, FreeRide) for fault in struck) else num_steps(task.site)
         fail = next((fault for fault in struck if isinstance(fault, Fail)), None)
         done = steps if fail is None else min(fail.step, steps)
-        seconds = done * self._step_s[task.site]
+        seconds = done * device.step_s
         for slow in (fault for fault in struck if isinstance(fault, Slow)):
-            seconds += max(done - slow.step, 0) * self._step_s[task.site] * (slow.factor - 1.0) + slow.seconds
-        return seconds
+            seconds += max(done - slow.step, 0) * device.step_s * (slow.factor - 1.0) + slow.seconds
+        up_bytes = self._updates.num_bytes(task.given_in) if fail is None else 0
+        return device.elapsed_s(now_s, seconds + device.transfer_s(down_bytes, up_bytes))
 
     def failure(self, task: Task) -> str | None:
         """Why nothing comes of a task; None where an update does."""

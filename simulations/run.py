@@ -50,11 +50,15 @@ from atoll.simulations.conditions import Conditions
 from atoll.simulations.engine import Engine
 from atoll.simulations.masked import MaskedWork
 from atoll.simulations.versions import Versions, server_path, site_path
+from atoll.simulations.waits import Waited, Waits
 from atoll.wire.errors import BadUpdate, RemoteError, TooFewSites, to_detail
 from atoll.wire.runs_pb2 import RoundRecord, RunSnapshot
 
 Labels = Mapping[str, Mapping[str, str]]  # by site
-OnRound = Callable[[RoundRecord, float], None]  # a round whose metrics are all there, and when it was committed
+Spread = Mapping[str, tuple[float, ...]]  # over sites, by metric
+OnRound = Callable[
+    [RoundRecord, float, Waited, Spread], None
+]  # a round whose metrics are all there, when it was committed
 SHOW_EVERY_S = 0.1
 
 
@@ -95,7 +99,9 @@ class SimulatedRun:
         self._committed_s: dict[int, float] = {}  # simulated time of rounds that are not told of yet
         self._bytes = (0, 0)  # up, down
         self._has: dict[str, int] = {}  # version that each site has fetched last
+        self._fetched: dict[str, int] = {}  # bytes whose time is not counted yet, by site
         self._shown_s = 0.0
+        self._waits = Waits()
         # What people see beside a round is simulated time where there is any, else that of this machine.
         self._timed = conditions.timed
 
@@ -169,6 +175,8 @@ class SimulatedRun:
             self.summary.site_is(task.site, "failed", detail=error.message)
             return TaskLost(task=task.task, attempt=task.attempt, site=task.site, reason=error.message)
         self._update = update
+        staleness = self.state.version - task.base_version
+        self._waits.came(task.task, task.site, task.round, self.clock.now_s, staleness)
         masked = self._plan.masked  # then all that is known of it stays with its site until the round's sessions
         self._bytes = (self._bytes[0] + (0 if masked else len(update)), self._bytes[1])
         self.summary.site_is(task.site, "accepted")
@@ -190,6 +198,7 @@ class SimulatedRun:
             metrics = self._engine.evaluate(task.site, self._judging(task))
         except RemoteError as error:
             return TaskLost(task=task.task, attempt=task.attempt, site=task.site, reason=error.message)
+        self._waits.judged(task.round, metrics)
         return SiteEvaluated(task=task.task, attempt=task.attempt, site=task.site, metrics=metrics)
 
     def _still_asked(self, sent: Task) -> Task | None:
@@ -268,7 +277,10 @@ class SimulatedRun:
             return
         self._fetch(task)
         self.summary.site_is(task.site, "training")
-        after_s = self._conditions.task_s(task, self._engine.num_steps)
+        # A version that was fetched to be judged has taken no time yet.
+        now_s, down_bytes = self.clock.now_s, self._fetched.pop(task.site, 0)
+        after_s = self._conditions.task_s(task, self._engine.num_steps, now_s=now_s, down_bytes=down_bytes)
+        self._waits.given(task.task, now_s)
         self.clock.set(after_s, task)
         if self._conditions.failure(task) is None:
             self._engine.expect(task.site, self._training(task), self.clock.now_s + after_s)
@@ -280,7 +292,9 @@ class SimulatedRun:
             return
         self._has[task.site] = version
         part = part_of_version(self._fragments, version) if had == version - 1 else None
-        self._bytes = (self._bytes[0], self._bytes[1] + (part.num_bytes if part else self._versions.bytes_of(version)))
+        num_bytes = part.num_bytes if part else self._versions.bytes_of(version)
+        self._bytes = (self._bytes[0], self._bytes[1] + num_bytes)
+        self._fetched[task.site] = self._fetched.get(task.site, 0) + num_bytes
 
     def _arm(self, name: str, after_s: float) -> None:
         self._timers.pop(name, None)
@@ -327,7 +341,8 @@ class SimulatedRun:
             self._hand_on(number)
 
     def _hand_on(self, number: int) -> None:
-        self._on_round(self.summary.record(number), self._committed_s.pop(number))
+        waited, spread = self._waits.take(number), self._waits.take_spread(number)
+        self._on_round(self.summary.record(number), self._committed_s.pop(number), waited, spread)
 
     @property
     def _now_s(self) -> float:

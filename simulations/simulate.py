@@ -29,6 +29,7 @@ from atoll.server.run_state import RunState
 from atoll.simulations import engine_choice
 from atoll.simulations.clock import Speeds
 from atoll.simulations.conditions import Conditions, Updates
+from atoll.simulations.devices import Availability, Network, devices
 from atoll.simulations.dropouts import Dropouts
 from atoll.simulations.engine import Kind
 from atoll.simulations.faults import Fault, Faults, load_faults
@@ -36,10 +37,11 @@ from atoll.simulations.lies import LyingSites
 from atoll.simulations.masked import MaskedWork
 from atoll.simulations.opening import app_of, located_job, sites_of
 from atoll.simulations.results import MODEL_FILE, Result, RoundResult, RoundsFile, write_model
-from atoll.simulations.run import Labels, SimulatedRun
+from atoll.simulations.run import Labels, SimulatedRun, Spread
 from atoll.simulations.sequential import SequentialEngine
 from atoll.simulations.sites import Partition, Sites
 from atoll.simulations.versions import Versions
+from atoll.simulations.waits import Waited
 from atoll.wire.errors import ConfigError
 from atoll.wire.job import Job
 from atoll.wire.model_file import ModelFile
@@ -59,6 +61,9 @@ def simulate(
     server_source: Mapping[str, Any] | None = None,
     partition: Partition | None = None,
     speeds: Speeds | None = None,
+    network: Network | None = None,
+    availability: Availability | None = None,
+    trace: Path | str | Sequence[Mapping[str, Any]] | None = None,
     labels: Labels | Callable[[Sequence[str]], Labels] | None = None,
     dropouts: Dropouts | None = None,
     faults: Sequence[Fault | Mapping[str, Any]] | Path | str = (),
@@ -85,7 +90,9 @@ def simulate(
             With "{site}" in one of its texts each site has a source of its own, with its name in that place.
         server_source: the same for what the server judges by, where sites have sources of their own.
         partition: how the training data is spread; evenly at random where None.
-        speeds: how long the sites take; no simulated time passes where None.
+        speeds, network, availability: how long steps and transfers take, and when sites are there; no simulated time
+            passes where None.
+        trace: the same of single sites, as rows or the path of a CSV or JSON file (`simulations/devices.py`).
         labels: of each site, for schedules that go by them; or what makes them of the names of the sites.
         dropouts: how likely a site brings nothing when it is asked; never where None.
         faults: which sites fail, are slow or lie, and when; or the path of a file of them (`simulations/faults.py`).
@@ -119,8 +126,13 @@ def simulate(
                 wish = engine_choice.wished(engine, processes, parsed, device)
                 world = _World(parsed, found, own, model, folder, rounding_seed, session_dropouts or Dropouts())
                 conditions = Conditions(
-                    found.names,
-                    speeds=speeds or Speeds(),
+                    devices(
+                        found.names,
+                        speeds=speeds or Speeds(),
+                        network=network or Network(),
+                        availability=availability or Availability(),
+                        trace=Path(trace) if isinstance(trace, str) else trace,
+                    ),
                     dropouts=dropouts or Dropouts(),
                     faults=struck,
                     updates=world.updates,
@@ -220,8 +232,10 @@ class _World:
         rounds: list[RoundResult] = []
         file = RoundsFile(out) if out is not None else nullcontext()
 
-        def keep(record: RoundRecord, simulated_s: float) -> None:
-            entry = RoundResult.of(record, simulated_s=simulated_s, wall_s=time.monotonic() - began_s)
+        def keep(record: RoundRecord, simulated_s: float, waited: Waited, spread: Spread) -> None:
+            entry = RoundResult.of(
+                record, simulated_s=simulated_s, wall_s=time.monotonic() - began_s, waited=waited, spread=spread
+            )
             rounds.append(entry)
             if isinstance(file, RoundsFile):
                 file.write(entry)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -12,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from samples.parallel_world import World
+from samples.script_connected import script
 from samples.script_loops import build
 from samples.script_run import PATIENCE_S, ScriptRun
-from torch import nn
 
 import atoll
 from atoll.cluster.messages import Failed, Trained
@@ -35,26 +33,6 @@ def world() -> Iterator[World]:
 def start(world: World) -> Iterator[Start]:
     with ThreadPoolExecutor(1) as pool:
         yield lambda size, run, *args: pool.submit(world.run, script, size, run.socket, run.script, *args)
-
-
-def script(socket: Path, path: Path, max_examples: int | None, leaves_out: str = "") -> Any:
-    """Moves the model by 1 and by the round's number; what it saw."""
-    vars(sys.modules["__main__"])["__file__"] = str(path)
-    os.environ[SOCKET_VARIABLE] = str(socket)
-    model: nn.Module = build(99)
-    connection = atoll.connect()
-    seen: list[Any] = [connection.run, connection.site, dict(connection.values), dict(connection.data)]
-    for round in connection.rounds(max_examples=max_examples):
-        if leaves_out != "load":
-            round.load(model)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(round.number)
-        round.progress(1, 2)
-        if leaves_out != "report":
-            round.report(examples=3, metrics={"loss": (6.0, 3)})
-        seen.append(round.number)
-    return seen
 
 
 @pytest.mark.parametrize("size", [1, 2])
