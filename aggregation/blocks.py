@@ -36,6 +36,8 @@ def byte_view(buffer: Buffer) -> Tensor:
     data = memoryview(buffer).cast("B")
     if data.nbytes == 0:
         return torch.empty(0, dtype=torch.uint8)
+    if not data.readonly:
+        return torch.frombuffer(data, dtype=torch.uint8)
     with warnings.catch_warnings():
         # torch says once a process that it has no read-only tensors; the docstring above says what follows from it.
         warnings.filterwarnings("ignore", message="The given buffer is not writable")

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from atoll.aggregation.blocks import BLOCK_VALUES, blocks, byte_view, largest_magnitude, reals
+from atoll.aggregation.codecs.casts import FLOAT32
 from atoll.aggregation.layout import HEADER_BYTES, MeanEntry, RawEntry, UpdateLayout
 from atoll.aggregation.rounding import Rounding
 from atoll.wire.errors import BadUpdate
 from atoll.wire.manifest import TensorSpec
 from atoll.wire.tensors import Buffer
 
+MOST_AT_ONCE = 1 << 18  # values: 1 MiB each of base, trained and difference, beyond which blocks stay in the cache
 _DEVICE_BLOCK_VALUES = 1 << 22  # a copy from an accelerator costs tens of microseconds, whatever its size
 
 
@@ -85,9 +87,45 @@ def encode_update(
     """
     begin_update(layout, out)
     entries: tuple[MeanEntry | RawEntry, ...] = (*layout.means, *layout.raws)
+    data = byte_view(out)
     for entry in entries:
+        if carried is None and _encode_at_once(entry, base, trained, differences, data, bound):
+            continue
         given = differences if entry.spec.name in differences else trained
         encode_tensor(entry, base, given, out, rounding=rounding, bound=bound, carried=carried, whole=given is trained)
+
+
+@torch.no_grad()
+def _encode_at_once(
+    entry: MeanEntry | RawEntry,
+    base: Mapping[str, Tensor],
+    trained: Mapping[str, Tensor],
+    differences: Mapping[str, Tensor],
+    data: Tensor,
+    bound: float,
+) -> bool:
+    """Writes the difference of a small tensor in one operation where it travels as it is; False where it does not, or
+    where something is wrong with it, which `encode_tensor` then says. The same bytes."""
+    name = entry.spec.name
+    if (
+        isinstance(entry, RawEntry)
+        or entry.encoding != FLOAT32
+        or entry.num_values > MOST_AT_ONCE
+        or name in differences
+    ):
+        return False
+    old, new = base.get(name), trained.get(name)
+    if old is None or new is None or not (_is_plain(old, entry) and _is_plain(new, entry)):
+        return False
+    difference_V = data[entry.offset : entry.offset + entry.num_bytes].view(torch.float32)
+    torch.sub(new.view(-1), old.view(-1), out=difference_V)
+    return largest_magnitude(difference_V) <= min(bound, entry.encoding.limit)
+
+
+def _is_plain(tensor: Tensor, entry: MeanEntry) -> bool:
+    return (
+        tensor.dtype is torch.float32 and tensor.shape == entry.spec.shape and tensor.is_cpu and tensor.is_contiguous()
+    )
 
 
 def begin_update(layout: UpdateLayout, out: Buffer) -> None:

@@ -167,7 +167,7 @@ def resolve(job: Job) -> Strategy:
         **made,
     )
     if job.job.script is not None:
-        require_scriptable(job, strategy)
+        require_scriptable(job, strategy)  # pyright: ignore[reportArgumentType]  # it finds this module by two paths
     return strategy
 
 

@@ -42,7 +42,7 @@ STRAGGLERS, SLOWDOWN = 0.1, 10.0
 TUNING_SEED = 100
 BUFFER = 5  # updates in a version of fedbuff
 STALEST = 100  # versions; a straggler is about 36 behind
-LOCAL_RATES = (0.03, 0.1, 0.3)
+LOCAL_RATES = (0.01, 0.03, 0.1, 0.3)
 TARGET = 0.7  # accuracy whose simulated time is told
 STRATEGIES = ("fedavg", "fedprox", "scaffold", "fedadam", "fedbuff")
 MARKS = ("<!-- benchmarks/convergence.py -->", "<!-- end -->")
@@ -146,7 +146,7 @@ def do(trial: Trial) -> Outcome:
 
 def grid(strategy: str) -> tuple[float, ...]:
     """Server learning rates that are tried."""
-    return (0.003, 0.01) if BUILT_IN[strategy].part("optimizer")["kind"] != "sgd" else (0.5, 1.0)
+    return (0.003, 0.01, 0.03, 0.1) if BUILT_IN[strategy].part("optimizer")["kind"] != "sgd" else (0.5, 1.0)
 
 
 class Runs:

@@ -61,6 +61,7 @@ class Clothes(atoll.App):
     class Config(BaseModel):
         network: str = "mlp"
         lr: float = 0.05
+        copies: int = 1  # of the training images, for more sites than there are images
 
     def model(self) -> nn.Module:
         if self.config.network == "mlp":
@@ -77,7 +78,9 @@ class Clothes(atoll.App):
         images = _read(f"{prefix}-images-idx3-ubyte.gz", 16).reshape(-1, 1, 28, 28)
         labels = _read(f"{prefix}-labels-idx1-ubyte.gz", 8)
         scaled = (images.astype(np.float32) / 255 - MEAN) / DEVIATION
-        return TensorDataset(torch.from_numpy(scaled), torch.from_numpy(labels.astype(np.int64)))
+        copies = self.config.copies if split == "train" else 1
+        images_, labels_ = torch.from_numpy(scaled), torch.from_numpy(labels.astype(np.int64))
+        return TensorDataset(images_.repeat(copies, 1, 1, 1), labels_.repeat(copies))
 
     def loss(self, output: Tensor, batch: Any) -> Tensor:
         return F.cross_entropy(output, batch[1])
@@ -109,6 +112,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         processes=options.processes,
         on_round=lambda entry: ends.append(time.monotonic()),
     )
+    if result.status != "finished":
+        sys.exit(f"the simulation is {result.status}: {result.reason}")
     seconds = [end - start for start, end in pairwise(ends)]
     return {
         "workload": options.workload,
@@ -129,7 +134,7 @@ def job_of(workload: Workload, num_sites: int, per_round: int, rounds: int) -> d
     """The job's table."""
     return {
         "job": {"name": "simulation", "app": "clothes", "rounds": rounds, "seed": 1},
-        "app": {"network": workload.network},
+        "app": {"network": workload.network, "copies": -(-num_sites // 60_000)},
         "strategy": {
             "kind": "fedavg",
             "schedule": {"kind": "rounds", "min": per_round, "fraction": per_round / num_sites},

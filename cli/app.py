@@ -20,6 +20,7 @@ from atoll.cli import (
     simulate,
     site,
     strategies,
+    sweep,
     user,
 )
 from atoll.cli.exit_codes import table
@@ -53,6 +54,7 @@ app.command()(questions.evaluate)
 app.command()(questions.statistics)
 app.command()(models.model)
 app.command()(simulate.simulate)
+app.command()(sweep.sweep)
 app.command(name="strategies")(strategies.strategies)
 app.command(name="doctor")(doctor.doctor)
 app.command(name="demo")(demo.demo)

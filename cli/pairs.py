@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from atoll.wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+K = TypeVar("K", bound="DataclassInstance")
 
 
 def table(pairs: list[str] | None, option: str) -> dict[str, Any] | None:
@@ -37,3 +43,19 @@ def labels(pairs: list[str] | None, sites: Sequence[str]) -> dict[str, dict[str,
         for place, site in enumerate(sites):
             made[site][name] = dealt[place % len(dealt)]
     return made
+
+
+def options(kind: type[K], pairs: list[str] | None, option: str, *, seed: int) -> K:
+    """A table of numbers, such as `--network up_mbit_s=10`, as the dataclass that it is of.
+
+    Raises:
+        ConfigError: a key is unknown, or a value is no number or out of bounds.
+    """
+    found = table(pairs, option) or {}
+    known = [entry.name for entry in fields(kind)]
+    for key, value in found.items():
+        if key not in known:
+            raise ConfigError(f"{option} {key}: unknown; known: {', '.join(known)}", key=option, value=key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{option} {key}={value}: wanted a number", key=option, value=str(value))
+    return kind(**{"seed": seed, **found})

@@ -59,15 +59,49 @@ def simulate(
     ] = 0.0,
     stragglers: Annotated[float, typer.Option("--stragglers", help="Share of the sites that is slower.")] = 0.0,
     slowdown: Annotated[float, typer.Option("--slowdown", help="How many times slower they are.")] = 10.0,
+    network: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--network",
+            metavar="KEY=VALUE",
+            help="The sites' lines: up_mbit_s, down_mbit_s, latency_s, spread. Without it bytes take no simulated time.",
+        ),
+    ] = None,
+    available: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--available",
+            metavar="KEY=VALUE",
+            help="When sites are there each day: hours, peak (the hour at which they begin), deviation.",
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            metavar="FILE",
+            help="CSV or JSON of devices: site, step_s, up_mbit_s, down_mbit_s, latency_s, ...",
+        ),
+    ] = None,
     dropout: Annotated[
         float, typer.Option("--dropout", help="How likely a site brings nothing each time that it is asked: 0 to 1.")
     ] = 0.0,
+    faults: Annotated[
+        Path | None,
+        typer.Option("--faults", metavar="FILE", help="Which sites fail, are slow or lie, and when (TOML, [[fault]])."),
+    ] = None,
     session_dropout: Annotated[
         float,
         typer.Option(
             "--session-dropout", help="How likely a site drops out of a session of secure aggregation: 0 to 1."
         ),
     ] = 0.0,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="A value in place of the job's, such as strategy.optimizer.lr=0.1."
+        ),
+    ] = None,
     label: Annotated[
         list[str] | None,
         typer.Option(
@@ -104,7 +138,7 @@ def simulate(
       atoll simulate job.toml --sites 100 --data path=central.npz --partition dirichlet --alpha 0.1
       atoll simulate job.toml --sites 20 --data path=central.npz --partition classes --classes 2 --preview
       atoll simulate job.toml --sites 3 --data 'path=data/{site}.npz' --json | jq .metrics
-      atoll simulate job.toml --sites 50 --step-seconds 0.01 --stragglers 0.1
+      atoll simulate job.toml --sites 50 --step-seconds 0.01 --stragglers 0.1 --network up_mbit_s=10
       atoll simulate job.toml --sites 20 --label region=north,south --dropout 0.1
     """
     from atoll.cli import pairs
@@ -113,7 +147,9 @@ def simulate(
     from atoll.cli.preview import show_preview
     from atoll.client.people import default_home, load_settings
     from atoll.simulations.clock import Speeds
+    from atoll.simulations.devices import Availability, Network
     from atoll.simulations.dropouts import Dropouts
+    from atoll.simulations.opening import job_with
     from atoll.simulations.preview import preview as draw
     from atoll.simulations.simulate import simulate as run
     from atoll.simulations.sites import Partition
@@ -122,8 +158,9 @@ def simulate(
 
     source = pairs.table(data, "--data")
     spread_by = Partition(kind=partition, alpha=alpha, shards_each=shards, classes_each=classes, seed=partition_seed)  # type: ignore[arg-type]  # it says what it takes
+    given = job_with(job, changed) if (changed := pairs.table(changes, "--set")) else job
     if preview:
-        show_preview(draw(job, sites=sites, source=source, partition=spread_by, home=home), out, as_json=as_json)
+        show_preview(draw(given, sites=sites, source=source, partition=spread_by, home=home), out, as_json=as_json)
         return
     callbacks, reader = Callbacks(load_settings(home or default_home()).callbacks), SnapshotReader()
     view = open_view()
@@ -135,7 +172,7 @@ def simulate(
 
     try:
         result = run(
-            job,
+            given,
             sites=sites,
             source=source,
             server_source=pairs.table(server_data, "--server-data"),
@@ -143,8 +180,12 @@ def simulate(
             speeds=Speeds(
                 step_s=step_seconds, spread=spread, stragglers=stragglers, slowdown=slowdown, seed=partition_seed
             ),
+            network=pairs.options(Network, network, "--network", seed=partition_seed),
+            availability=pairs.options(Availability, available, "--available", seed=partition_seed),
+            trace=trace,
             labels=lambda names: pairs.labels(label, names),
             dropouts=Dropouts(share=dropout, seed=partition_seed),
+            faults=faults or (),
             engine=engine,  # type: ignore[arg-type]  # as partition
             processes=processes,
             session_dropouts=Dropouts(share=session_dropout, seed=partition_seed),

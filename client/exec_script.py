@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.client.home import SiteHome, agent_runs
-from atoll.cluster.messages import LINE_BYTES, Answer, Failed, decode, encode
+from atoll.cluster.messages import LINE_BYTES, Answer, Close, Failed, decode, encode
 from atoll.cluster.script.awaited import WAITING
 from atoll.cluster.script.messages import SOCKET_VARIABLE
 from atoll.cluster.script.relay import Relay
@@ -25,8 +25,7 @@ from atoll.wire.errors import ConfigError, LocalError, NotAllowed
 
 LATEST = "latest"
 TRY_EVERY_S = 0.2  # for an agent that is away
-END_S = 30.0  # for a script to end in order once its run is over
-KILL_S = 10.0  # and once it was asked to
+KILL_S = 10.0  # for a script to end once it was asked to
 
 
 def exec_script(home: Path, run: str, command: Sequence[str]) -> int:
@@ -102,15 +101,13 @@ class _Exec:
                 await asyncio.wait({ending, speaking}, return_when=asyncio.FIRST_COMPLETED)
                 if speaking.done():
                     speaking.result()  # a fault of this command
-                    code = await _ended(script, END_S)
-                else:
-                    code = ending.result()
-                    self._say_that_it_ended(code)
-                    await self._flush()
+                code = await ending  # after its run a script may take its time, as for a last checkpoint
+                self._say_that_it_ended(code)
+                await self._flush()
             finally:
                 speaking.cancel()
                 server.close()
-                await _ended(script, 0.0)
+                await _made_to_end(script)
         return code
 
     async def _speak(self) -> None:
@@ -119,7 +116,9 @@ class _Exec:
             reader, self._agent.writer = line
             with contextlib.suppress(OSError, ValueError):
                 while data := await reader.readline():
-                    self._relay.asked(decode(data))  # type: ignore[arg-type]  # an agent sends nothing else
+                    if isinstance(message := decode(data), Close):
+                        break  # the run is over, or the agent ends
+                    self._relay.asked(message)  # type: ignore[arg-type]  # an agent sends nothing else
             self._agent.writer.close()
             self._agent.writer = None
             self._relay.lost()
@@ -138,10 +137,10 @@ class _Exec:
     def _say_that_it_ended(self, code: int) -> None:
         """A script that has ended by itself takes no more part: the server hears why, and nobody waits for it."""
         relay, task = self._relay, self._relay.task
+        if relay.over is not None:
+            return
         if code != 0:
             print(f"atoll: the script ended with {code}; started again, it gets the same round", file=sys.stderr)
-            return
-        if relay.over is not None:
             return
         if task is None:
             print("atoll: the script ended, and the run goes on without this site", file=sys.stderr)
@@ -163,10 +162,11 @@ def _ask_to_end(script: asyncio.subprocess.Process) -> None:
         script.terminate()
 
 
-async def _ended(script: asyncio.subprocess.Process, patience_s: float) -> int:
-    """The exit code of a script, which is asked to end where it takes too long, and then made to."""
-    for within_s, end in ((patience_s, _ask_to_end), (KILL_S, lambda one: one.kill())):
-        with contextlib.suppress(TimeoutError):
-            return await asyncio.wait_for(script.wait(), within_s)
-        end(script)
-    return await script.wait()
+async def _made_to_end(script: asyncio.subprocess.Process) -> None:
+    """Where this command cannot go on: what it has started is asked to end, and then made to."""
+    _ask_to_end(script)
+    try:
+        await asyncio.wait_for(script.wait(), KILL_S)
+    except TimeoutError:
+        script.kill()
+        await script.wait()

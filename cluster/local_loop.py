@@ -15,11 +15,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from atoll.aggregation.rules.rule import LocalRule, Watching
+from atoll.aggregation.rules.rule import LocalRule, show
 from atoll.cluster.app import App
 from atoll.cluster.batches import Work, batches, to_device
 from atoll.cluster.local_step import LocalStep, OneProcess
 from atoll.cluster.metric_sums import MetricSums
+from atoll.cluster.optimizer_step import optimizer_step
 from atoll.cluster.seeds import seeded
 from atoll.wire.errors import AppFailed
 
@@ -44,12 +45,14 @@ def train_locally(
     device: torch.device,
     on_step: Callable[[int, int], None] = lambda done, total: None,
     step: LocalStep | None = None,
+    restores: bool = True,
 ) -> Outcome:
     """Trains `model` in place from the weights that it has. `on_step(done, total)` is called after each step.
 
     Args:
         step: how gradients are made, where several processes make them together: each of them calls this with the
             same arguments and its own part of the model, and all come to the same outcome.
+        restores: whether random generators go on afterwards as if nothing had been drawn.
 
     Raises:
         BadUpdate: the loss is not finite.
@@ -59,18 +62,18 @@ def train_locally(
     sums, num_examples, done = MetricSums(), 0, 0
     step = step or OneProcess(app, model)
     model.train()
-    with seeded(step.seed(seed), device):
+    with seeded(step.seed(seed), device, restores=restores):
         scheduler = app.scheduler(optimizer)
-        if isinstance(rule, Watching):
-            rule.watch(optimizer)
+        show(rule, optimizer)
+        moving = optimizer_step(optimizer)
         rule.begin(model)
         for batch in batches(app, dataset, work, seed):
             batch = to_device(batch, device)
-            optimizer.zero_grad()
+            moving.clear()
             share = step.gradients(batch)
             rule.before_step(model)
             step.before_update()
-            optimizer.step()
+            moving.move()
             rule.after_step(model)
             if scheduler is not None:
                 scheduler.step()

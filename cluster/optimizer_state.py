@@ -22,12 +22,16 @@ class LocalOptimizer:
     def __init__(self, optimizer: Optimizer, *, keeps_state: bool) -> None:
         self.torch = optimizer
         self._begin = copy.deepcopy(optimizer.state_dict())
+        self._plain = _is_plain(optimizer, self._begin)
         self._keeps_state = keeps_state
 
     def begin_round(self, kept: Kept) -> None:
         """Set the state that a round begins with."""
         if not self._keeps_state:
-            self.torch.load_state_dict(self._begin)
+            if self._plain:
+                self._reset()
+            else:
+                self.torch.load_state_dict(self._begin)
             return
         state: dict[int, dict[str, Any]] = {}
         for key, value in {**kept.values, **kept.tensors}.items():
@@ -35,6 +39,14 @@ class LocalOptimizer:
                 index, name = key.removeprefix(_PREFIX).split("/", 1)
                 state.setdefault(int(index), {})[name] = value
         self.torch.load_state_dict({**self._begin, "state": state})
+
+    def _reset(self) -> None:
+        """What `load_state_dict` comes to where there is no state and every option is a number or the like."""
+        self.torch.state.clear()
+        for group, begin in zip(self.torch.param_groups, self._begin["param_groups"], strict=True):
+            parameters = group["params"]
+            group.clear()
+            group.update(begin, params=parameters)
 
     def end_round(self) -> Kept:
         """What the next round needs of it; nothing unless the app keeps its optimizer.
@@ -60,3 +72,12 @@ class LocalOptimizer:
                         field=name,
                     )
         return Kept(tensors=tensors, values=values)
+
+
+def _is_plain(optimizer: Optimizer, begin: Mapping[str, Any]) -> bool:
+    """Whether an optimizer begins without state, and loads one as torch has it, with options that are copied by naming."""
+    values = (value for group in begin["param_groups"] for key, value in group.items() if key != "params")
+    own = type(optimizer).load_state_dict is not Optimizer.load_state_dict
+    hooks = optimizer._optimizer_load_state_dict_pre_hooks or optimizer._optimizer_load_state_dict_post_hooks
+    simple = all(value is None or isinstance(value, bool | int | float | str) for value in values)
+    return simple and not begin["state"] and not own and not hooks

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from atoll.aggregation.lanes import lane_values
 from atoll.aggregation.layout import UpdateLayout
-from atoll.aggregation.rules.rule import LocalRule, Paired
+from atoll.aggregation.rules.rule import LocalRule, has_part
 from atoll.aggregation.sent import Sent
 from atoll.cluster.site_state import Kept, SiteState
 from atoll.wire.tensors import Buffer
@@ -36,13 +36,13 @@ class Pairing:
         Raises:
             LocalError: the state is missing, damaged or unreadable.
         """
-        if isinstance(self.rule, Paired):
+        if has_part(self.rule):
             kept = self.state.left_by(counted_round).tensors if counted_round else {}
             self.rule.resume(kept, lane_values(base, self.rule.lanes))
 
     def differences(self) -> Mapping[str, Tensor]:
         """What the update says in place of trained minus base, by tensor of the manifest."""
-        return self.rule.differences() if isinstance(self.rule, Paired) else {}
+        return self.rule.differences() if has_part(self.rule) else {}
 
     def settle(self, round: int, counted_round: int, layout: UpdateLayout, update: Buffer) -> None:
         """Keep what the rule needs once `update` of this round counts.
@@ -50,6 +50,6 @@ class Pairing:
         Raises:
             DiskFull, LocalError: it cannot be written.
         """
-        if isinstance(self.rule, Paired):
+        if has_part(self.rule):
             kept = Kept(tensors=self.rule.settle(Sent(layout, update)))
             self.state.save(round, kept, begun_with=counted_round)

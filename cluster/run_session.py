@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +80,9 @@ class RunSession:
     own_model: OwnModel
     training: Training | None
     test_data: Dataset[Any] | None
+
+    restores: ClassVar[bool] = True
+    """Whether random generators go on after a training as if nothing had been drawn."""
 
     @property
     def layout(self) -> UpdateLayout:
@@ -163,6 +166,7 @@ class RunSession:
                 seed=training_seed(self.job.job.seed, self.site, request.round),
                 device=self.device,
                 on_step=on_step,
+                restores=self.restores,
             )
             if carried is not None:
                 carried.weigh(outcome.weight)
@@ -355,6 +359,7 @@ class RunSession:
             seed=personal.personal_seed(self.job.job.seed, self.site, round),
             device=self.device,
             on_step=on_step,
+            restores=self.restores,
         )
         return outcome.metrics
 

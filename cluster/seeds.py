@@ -32,23 +32,34 @@ def share_seed(seed: int, share: int) -> int:
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Python's, numpy's and torch's generators (CPU and `device`) start from `seed`; afterwards they go on as before."""
+def seeded(seed: int, device: torch.device | None = None, *, restores: bool = True) -> Iterator[None]:
+    """Python's, numpy's and torch's generators (CPU and `device`) start from `seed`; afterwards they go on as before.
+
+    Without `restores` they go on from where they are: reading and setting numpy's takes 50 us.
+    """
+    if not restores:
+        _seed(seed, device)
+        yield
+        return
     # torch keeps one generator for all of MPS, and fork_rng cannot put that one back.
     devices = [device] if device is not None and device.type not in ("cpu", "mps") else []
     python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices, device_type=devices[0].type if devices else "cuda"):
-        if device is None or device.type == "cpu":
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed formats a stack for each absent accelerator
-        else:
-            torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
+        _seed(seed, device)
         try:
             yield
         finally:
             random.setstate(python_state)
             np.random.set_state(numpy_state)
+
+
+def _seed(seed: int, device: torch.device | None) -> None:
+    if device is None or device.type == "cpu":
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed formats a stack for each absent accelerator
+    else:
+        torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 def _derive(*parts: str | int) -> int:

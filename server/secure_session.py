@@ -240,7 +240,10 @@ class SecureSession:
             case At.CONFIRMING:
                 return ({"survivors": said.survivors},)
             case _:
-                confirmed = [data for _, data in sorted(said.confirmed.items())]
+                # On a Harary graph a site counts those of its neighbours, and need not check a signature of everybody.
+                complete = plan.parameters.complete
+                near = said.confirmed.keys() if complete else plan.neighbours(site, self.ring)
+                confirmed = [data for other, data in sorted(said.confirmed.items()) if other in near]
                 last = {"confirmations": secure_pb2.SecureConfirmations(confirmed=confirmed)}
                 return (last,) if plan.parameters.threat == "active" else ({"survivors": said.survivors}, last)
 

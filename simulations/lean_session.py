@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -69,10 +69,12 @@ class LeanSession(RunSession):
 
     shared: Shared
 
+    restores: ClassVar[bool] = False  # the run does it once
+
     @classmethod
     def like(cls, session: RunSession, shared: Shared) -> LeanSession:
         """The same session, made lean."""
-        return cls(**{name: getattr(session, name) for name in RunSession.__dataclass_fields__}, shared=shared)
+        return cls(**{one.name: getattr(session, one.name) for one in fields(RunSession)}, shared=shared)
 
     def at_site(
         self, site: str, app: App, folder: Path, secret: bytes, train: Dataset[Any], test: Dataset[Any] | None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,7 +78,8 @@ class MaskedWork(SecurePipeline):
             require_maskable(section, fewest_in_session(section, stage), fragments.whole)
         self._bytes_up = 0
         self._job, self._plan, self._schema_hash = job, plan_of(job), manifest.schema_hash
-        self._rounding_seed, self._drops = seed, drops
+        # Lots of their own: else who is lucky with its task would be so in its session, where both have one seed.
+        self._rounding_seed, self._drops = seed, replace(drops, seed=_lot(f"sessions {drops.seed}"))
         self._folder = folder / "private"
         self._folder.mkdir()
         self._facts: dict[tuple[int, str], tuple[int, Metrics]] = {}  # weight and metrics, by round and site
@@ -190,8 +192,8 @@ class MaskedWork(SecurePipeline):
         found: dict[int, At] = {}
         for index, site in enumerate(opening.sites):
             if self._drops.hits(site, opening.round, opening.session):
-                place = f"{self._drops.seed} {site} {opening.round} {opening.session}"
-                found[index] = _PHASES[hashlib.sha256(place.encode()).digest()[0] % len(_PHASES)]
+                lot = _lot(f"{self._drops.seed} {site} {opening.round} {opening.session}")
+                found[index] = _PHASES[lot % len(_PHASES)]
         return found
 
     # --- sites ------------------------------------------------------------------------------------------------------
@@ -224,3 +226,7 @@ class MaskedWork(SecurePipeline):
 
     def _private(self, number: int, site: str) -> Path:
         return self._folder / f"{number}.{site}"
+
+
+def _lot(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")

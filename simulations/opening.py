@@ -13,7 +13,8 @@ from atoll.cluster.app import App, build_app
 from atoll.cluster.registry import hash_distribution, load_app
 from atoll.simulations.sites import OwnDataSites, Partition, PartitionedSites, Sites
 from atoll.wire.errors import ConfigError
-from atoll.wire.job import Job, load_job, located, parse_job
+from atoll.wire.job import Job, begun_from, load_job, located, parse_job
+from atoll.wire.toml_file import read_toml
 
 DEFAULT_SITES = 10
 SITE = "{site}"
@@ -27,6 +28,25 @@ def located_job(job: Job | Mapping[str, Any] | Path | str) -> Iterator[Job]:
             yield load_job(Path(job))
     else:
         yield job if isinstance(job, Job) else parse_job(dict(job))
+
+
+def job_with(path: Path, values: Mapping[str, Any]) -> Job:
+    """The job of a file with other values, by keys such as "strategy.optimizer.lr".
+
+    Raises:
+        ConfigError: the job cannot be used with them; a key passes through something that is no table.
+    """
+    file = read_toml(path)
+    for key, value in values.items():
+        table: Any = file.table
+        *above, last = key.split(".")
+        for step in above:
+            table = table.setdefault(step, {}) if isinstance(table, dict) else None
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {key}: {path} has a value, and no table, above it", key=key, value=str(value))
+        table[last] = value
+    job = parse_job(file.table, file)
+    return job if job.job.start is None else begun_from(job, start=path.parent / job.job.start)
 
 
 def app_of(job: Job, app: type[App] | None, home: Path | None) -> tuple[type[App], PersonSettings]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from torch import Tensor
 
+from atoll.simulations.figures import svg_of
+from atoll.simulations.plots import curves, metrics_in
+from atoll.simulations.waits import Waited
 from atoll.wire.control_pb2 import MetricSum
 from atoll.wire.errors import LocalError
 from atoll.wire.manifest import Manifest
@@ -19,6 +23,9 @@ from atoll.wire.model_file import create
 from atoll.wire.runs_pb2 import RoundRecord
 from atoll.wire.secure_record import secure_values
 from atoll.wire.tensors import views
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ROUNDS_FILE, MODEL_FILE = "rounds.jsonl", "model.safetensors"
 
@@ -39,10 +46,20 @@ class RoundResult:
     bytes_down: int
     secure: Mapping[str, Any]  # of secure aggregation: how its sum was protected; empty without
     simulated_s: float  # since the run began, when it was committed
+    waited: Waited
+    spread: Mapping[str, Sequence[float]]  # of each metric at the sites: worst, quartiles, best
     wall_s: float  # the same on the machine that simulates; the rest of a round repeats with equal seeds
 
     @classmethod
-    def of(cls, record: RoundRecord, *, simulated_s: float, wall_s: float) -> RoundResult:
+    def of(
+        cls,
+        record: RoundRecord,
+        *,
+        simulated_s: float,
+        wall_s: float,
+        waited: Waited,
+        spread: Mapping[str, Sequence[float]],
+    ) -> RoundResult:
         """The result of a round's record."""
         return cls(
             round=record.round,
@@ -57,6 +74,8 @@ class RoundResult:
             bytes_down=record.bytes_down,
             secure=secure_values(record.secure) if record.HasField("secure") else {},
             simulated_s=simulated_s,
+            waited=waited,
+            spread=spread,
             wall_s=wall_s,
         )
 
@@ -94,6 +113,18 @@ class Result:
         """A metric by round, where it is known."""
         known = {entry.round: entry.metric(name) for entry in self.rounds}
         return {number: value for number, value in known.items() if value is not None}
+
+    def plot(self, metric: str = "accuracy") -> Figure:
+        """A metric over rounds, bytes and simulated hours, and over the sites. Raises ConfigError without matplotlib."""
+        return curves({self.name: [[entry.record() for entry in self.rounds]]}, metric)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        rounds = [entry.record() for entry in self.rounds]
+        found = next(metrics_in(rounds), None)
+        last = "" if found is None else f", {found} {self.rounds[-1].metric(found)}"
+        head = f"<b>{html.escape(self.name)}</b>: {self.status}, {len(rounds)} rounds of {len(self.sites)} sites{last}"
+        return head if found is None else f"{head}<br>{svg_of(self.plot(found))}"
 
     def record(self, *, rounds: bool = True) -> dict[str, Any]:
         """The same as plain values, without the model."""

@@ -22,6 +22,7 @@ from atoll.aggregation.schedule import Committed, Joined, Ready, Selective, Time
 from atoll.client.version_parts import part_of_version
 from atoll.cluster.messages import Evaluate, Train
 from atoll.server.events import Broken, RunEvent, ServerEvaluated, SiteEvaluated, TaskLost, UpdateAccepted
+from atoll.server.gathering import gathered
 from atoll.server.pipeline import Pipeline
 from atoll.server.records import RunRow
 from atoll.server.round import Round
@@ -45,15 +46,19 @@ from atoll.server.run_state import (
 from atoll.server.secure_events import SecureEvent
 from atoll.server.summary import RunSummary
 from atoll.simulations.clock import Clock
-from atoll.simulations.dropouts import Dropouts
+from atoll.simulations.conditions import Conditions
 from atoll.simulations.engine import Engine
 from atoll.simulations.masked import MaskedWork
 from atoll.simulations.versions import Versions, server_path, site_path
+from atoll.simulations.waits import Waited, Waits
 from atoll.wire.errors import BadUpdate, RemoteError, TooFewSites, to_detail
 from atoll.wire.runs_pb2 import RoundRecord, RunSnapshot
 
 Labels = Mapping[str, Mapping[str, str]]  # by site
-OnRound = Callable[[RoundRecord, float], None]  # a round whose metrics are all there, and when it was committed
+Spread = Mapping[str, tuple[float, ...]]  # over sites, by metric
+OnRound = Callable[
+    [RoundRecord, float, Waited, Spread], None
+]  # a round whose metrics are all there, when it was committed
 SHOW_EVERY_S = 0.1
 
 
@@ -68,16 +73,14 @@ class SimulatedRun:
         pipeline: Pipeline,
         versions: Versions,
         engine: Engine,
-        step_s: Mapping[str, float],
+        conditions: Conditions,
         labels: Labels,
-        dropouts: Dropouts,
         on_round: OnRound,
         show: Callable[[RunSnapshot], None] | None,
     ) -> None:
         """
         Args:
-            step_s: simulated seconds of an optimizer step, by site: those that take part, in the order of their joining.
-            dropouts: which tasks come to nothing.
+            conditions: of the sites that take part, in the order of their joining.
             on_round: called once for each committed round, when its evaluations are in.
             show: called with the run as it stands, a few times a second.
         """
@@ -86,7 +89,7 @@ class SimulatedRun:
         self.summary = RunSummary(row, plan.num_rounds)
         self.summary.show(complete=pipeline.complete)
         self._plan, self._pipeline, self._versions, self._engine = plan, pipeline, versions, engine
-        self._step_s, self._labels, self._dropouts = step_s, labels, dropouts
+        self._conditions, self._labels = conditions, labels
         self._on_round, self._show = on_round, show
         self._fragments = engine.fragments
         self._timers: dict[str, int] = {}  # those that are set, by the number of the setting
@@ -96,9 +99,11 @@ class SimulatedRun:
         self._committed_s: dict[int, float] = {}  # simulated time of rounds that are not told of yet
         self._bytes = (0, 0)  # up, down
         self._has: dict[str, int] = {}  # version that each site has fetched last
+        self._fetched: dict[str, int] = {}  # bytes whose time is not counted yet, by site
         self._shown_s = 0.0
+        self._waits = Waits()
         # What people see beside a round is simulated time where there is any, else that of this machine.
-        self._timed = any(step_s.values())
+        self._timed = conditions.timed
 
     def run(self) -> RunState:
         """The state that the run ends with.
@@ -107,8 +112,9 @@ class SimulatedRun:
             AppFailed: a site has no examples; names it.
             LocalError: this machine cannot go on.
         """
-        for site in self._step_s:
-            self._join(site)
+        schedule, sites = self._plan.schedule, self._conditions.sites
+        selective = schedule if isinstance(schedule, Selective) else None
+        self.state = gathered(self._plan, self.state, [*filter(None, (self._join(s, selective) for s in sites))])
         self._tell(Ready())
         while self.state.phase is not Phase.ENDED:
             event = self._pending.popleft()() if self._pending else self._next()
@@ -119,13 +125,13 @@ class SimulatedRun:
         self._look(at_once=True)
         return self.state
 
-    def _join(self, site: str) -> None:
+    def _join(self, site: str, schedule: Selective | None) -> Joined | None:
         """A site that the schedule cannot ask is not offered the run, as in a deployment."""
-        labels, schedule = dict(self._labels.get(site, {})), self._plan.schedule
-        if isinstance(schedule, Selective) and not schedule.takes(site, labels):
+        labels = dict(self._labels.get(site, {}))
+        if schedule is not None and not schedule.takes(site, labels):
             self.summary.site_is(site, "declined", detail="the job's schedule asks for other sites or labels")
-            return
-        self._tell(Joined(site=site, max_weight=self._engine.max_weight(site), labels=labels))
+            return None
+        return Joined(site=site, max_weight=self._engine.max_weight(site), labels=labels)
 
     # --- events -----------------------------------------------------------------------------------------------------
 
@@ -158,17 +164,19 @@ class SimulatedRun:
         task = self._still_asked(sent)
         if task is None:
             return None
-        if self._dropouts.hits(task.site, task.round, task.attempt):
-            reason = f"dropped out of round {task.round}"
+        if (reason := self._conditions.failure(task)) is not None:
             self.summary.site_is(task.site, "failed", detail=reason)
             return TaskLost(task=task.task, attempt=task.attempt, site=task.site, reason=reason)
         try:
-            outcome, update = self._engine.train(task.site, self._training(task))
+            outcome, honest = self._engine.train(task.site, self._training(task))
+            update = self._conditions.sent(task, honest)
             self._pipeline.check(self.state.rounds[task.round], task.site, outcome.weight, update, outcome.metrics)
         except RemoteError as error:
             self.summary.site_is(task.site, "failed", detail=error.message)
             return TaskLost(task=task.task, attempt=task.attempt, site=task.site, reason=error.message)
         self._update = update
+        staleness = self.state.version - task.base_version
+        self._waits.came(task.task, task.site, task.round, self.clock.now_s, staleness)
         masked = self._plan.masked  # then all that is known of it stays with its site until the round's sessions
         self._bytes = (self._bytes[0] + (0 if masked else len(update)), self._bytes[1])
         self.summary.site_is(task.site, "accepted")
@@ -190,6 +198,7 @@ class SimulatedRun:
             metrics = self._engine.evaluate(task.site, self._judging(task))
         except RemoteError as error:
             return TaskLost(task=task.task, attempt=task.attempt, site=task.site, reason=error.message)
+        self._waits.judged(task.round, metrics)
         return SiteEvaluated(task=task.task, attempt=task.attempt, site=task.site, metrics=metrics)
 
     def _still_asked(self, sent: Task) -> Task | None:
@@ -268,9 +277,12 @@ class SimulatedRun:
             return
         self._fetch(task)
         self.summary.site_is(task.site, "training")
-        after_s = self._engine.num_steps(task.site) * self._step_s[task.site]
+        # A version that was fetched to be judged has taken no time yet.
+        now_s, down_bytes = self.clock.now_s, self._fetched.pop(task.site, 0)
+        after_s = self._conditions.task_s(task, self._engine.num_steps, now_s=now_s, down_bytes=down_bytes)
+        self._waits.given(task.task, now_s)
         self.clock.set(after_s, task)
-        if not self._dropouts.hits(task.site, task.round, task.attempt):
+        if self._conditions.failure(task) is None:
             self._engine.expect(task.site, self._training(task), self.clock.now_s + after_s)
 
     def _fetch(self, task: Task) -> None:
@@ -280,7 +292,9 @@ class SimulatedRun:
             return
         self._has[task.site] = version
         part = part_of_version(self._fragments, version) if had == version - 1 else None
-        self._bytes = (self._bytes[0], self._bytes[1] + (part.num_bytes if part else self._versions.bytes_of(version)))
+        num_bytes = part.num_bytes if part else self._versions.bytes_of(version)
+        self._bytes = (self._bytes[0], self._bytes[1] + num_bytes)
+        self._fetched[task.site] = self._fetched.get(task.site, 0) + num_bytes
 
     def _arm(self, name: str, after_s: float) -> None:
         self._timers.pop(name, None)
@@ -327,7 +341,8 @@ class SimulatedRun:
             self._hand_on(number)
 
     def _hand_on(self, number: int) -> None:
-        self._on_round(self.summary.record(number), self._committed_s.pop(number))
+        waited, spread = self._waits.take(number), self._waits.take_spread(number)
+        self._on_round(self.summary.record(number), self._committed_s.pop(number), waited, spread)
 
     @property
     def _now_s(self) -> float:

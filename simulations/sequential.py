@@ -11,7 +11,7 @@ next round of any of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,8 @@ class SequentialEngine:
         self._first = self._open(sites.names[0])
         self._alike = all(sites.app(site) is app for site in sites.names)
         others = {} if self._alike else {site: self._open(site) for site in sites.names[1:]}
+        self._counts_alike = self._alike and type(app).examples is App.examples
+        self._weights: dict[int, int] = {}  # of updates, by number of examples
         self._sessions: dict[str, LeanSession] = {sites.names[0]: self._first, **others}
         self._server: LeanSession | None = None
         if job.evaluation.server:
@@ -86,6 +88,15 @@ class SequentialEngine:
         return self._first.prepared().fragments
 
     def max_weight(self, site: str) -> int:
+        known = self._sessions.get(site)
+        if known is None and self._counts_alike and isinstance(data := self._sites.data(site, "train"), Sized):
+            # Asked of every site, and the same for all that have as many examples.
+            if len(data) not in self._weights:
+                self._weights[len(data)] = self._weight_of(site)
+            return self._weights[len(data)]
+        return self._weight_of(site)
+
+    def _weight_of(self, site: str) -> int:
         training = self._session(site).training
         return training.max_weight if training else 0
 

@@ -21,21 +21,27 @@ from atoll.aggregation.stages import Strategies
 from atoll.aggregation.strategy import Strategy, resolve
 from atoll.cluster.app import App, build_model
 from atoll.cluster.device import choose_device, set_up_torch
+from atoll.cluster.seeds import seeded
 from atoll.server.pipeline import Pipeline
 from atoll.server.plan import plan_of
 from atoll.server.records import RunRow
 from atoll.server.run_state import RunState
 from atoll.simulations import engine_choice
 from atoll.simulations.clock import Speeds
+from atoll.simulations.conditions import Conditions, Updates
+from atoll.simulations.devices import Availability, Network, devices
 from atoll.simulations.dropouts import Dropouts
 from atoll.simulations.engine import Kind
+from atoll.simulations.faults import Fault, Faults, load_faults
+from atoll.simulations.lies import LyingSites
 from atoll.simulations.masked import MaskedWork
 from atoll.simulations.opening import app_of, located_job, sites_of
 from atoll.simulations.results import MODEL_FILE, Result, RoundResult, RoundsFile, write_model
-from atoll.simulations.run import Labels, SimulatedRun
+from atoll.simulations.run import Labels, SimulatedRun, Spread
 from atoll.simulations.sequential import SequentialEngine
 from atoll.simulations.sites import Partition, Sites
 from atoll.simulations.versions import Versions
+from atoll.simulations.waits import Waited
 from atoll.wire.errors import ConfigError
 from atoll.wire.job import Job
 from atoll.wire.model_file import ModelFile
@@ -55,8 +61,12 @@ def simulate(
     server_source: Mapping[str, Any] | None = None,
     partition: Partition | None = None,
     speeds: Speeds | None = None,
+    network: Network | None = None,
+    availability: Availability | None = None,
+    trace: Path | str | Sequence[Mapping[str, Any]] | None = None,
     labels: Labels | Callable[[Sequence[str]], Labels] | None = None,
     dropouts: Dropouts | None = None,
+    faults: Sequence[Fault | Mapping[str, Any]] | Path | str = (),
     session_dropouts: Dropouts | None = None,
     rounding_seed: int = 0,
     engine: Kind = "auto",
@@ -80,9 +90,12 @@ def simulate(
             With "{site}" in one of its texts each site has a source of its own, with its name in that place.
         server_source: the same for what the server judges by, where sites have sources of their own.
         partition: how the training data is spread; evenly at random where None.
-        speeds: how long the sites take; no simulated time passes where None.
+        speeds, network, availability: how long steps and transfers take, and when sites are there; no simulated time
+            passes where None.
+        trace: the same of single sites, as rows or the path of a CSV or JSON file (`simulations/devices.py`).
         labels: of each site, for schedules that go by them; or what makes them of the names of the sites.
         dropouts: how likely a site brings nothing when it is asked; never where None.
+        faults: which sites fail, are slow or lie, and when; or the path of a file of them (`simulations/faults.py`).
         engine: "sequential", "processes", or "auto" for the faster one, as the run finds out. The result is the same.
         processes: how many there are; one for each core where None.
         session_dropouts: how likely a site drops out of a session of secure aggregation, in a phase drawn by lot.
@@ -92,7 +105,7 @@ def simulate(
         home: folder of user.toml, as of the other commands.
 
     Raises:
-        ConfigError: the job, the app's values, the partition, speeds or dropouts cannot be used; names key, value and bound.
+        ConfigError: the job, the app's values, the partition, speeds, dropouts or faults cannot be used; names key, value and bound.
         AppFailed: a site has no examples, or the app cannot be built; names the site.
         TooFewSites: the schedule waits for something that cannot happen.
         LocalError: a file cannot be written, or a device is missing.
@@ -104,17 +117,31 @@ def simulate(
         _require_simulated(parsed, resolve(parsed))
         with _torch_set_up_for(parsed) as device:
             found = sites_of(parsed, kind, sites, source, server_source, partition or Partition())
+            struck = Faults(load_faults(Path(faults)) if isinstance(faults, Path | str) else faults, found.names)
+            if struck.all:
+                found = LyingSites(found, struck, parsed.job.seed, parsed.job.rounds)
             own = found.app(found.names[0])
             model = build_model(own, parsed.job.seed).to(device)
             with _scratch(len(found.names) * manifest_of(model).num_bytes) as folder:
                 wish = engine_choice.wished(engine, processes, parsed, device)
                 world = _World(parsed, found, own, model, folder, rounding_seed, session_dropouts or Dropouts())
+                conditions = Conditions(
+                    devices(
+                        found.names,
+                        speeds=speeds or Speeds(),
+                        network=network or Network(),
+                        availability=availability or Availability(),
+                        trace=Path(trace) if isinstance(trace, str) else trace,
+                    ),
+                    dropouts=dropouts or Dropouts(),
+                    faults=struck,
+                    updates=world.updates,
+                )
                 return world.play(
                     wish,
                     began_s=began_s,
-                    step_s=(speeds or Speeds()).step_seconds(found.names),
+                    conditions=conditions,
                     labels=labels(found.names) if callable(labels) else labels or {},
-                    dropouts=dropouts or Dropouts(),
                     out=None if out is None else Path(out),
                     on_round=on_round,
                     show=show,
@@ -176,6 +203,7 @@ class _World:
             folder=folder,
             seed=seed,
         )
+        self.updates = Updates.of(self._manifest, stages, seed=seed, job_seed=job.job.seed)
         self._pipeline = self._work(strategy, stages, tuple(sites.names), folder, seed, drops)
 
     def _work(
@@ -193,21 +221,21 @@ class _World:
         wish: engine_choice.Wish,
         *,
         began_s: float,
-        step_s: Mapping[str, float],
+        conditions: Conditions,
         labels: Labels,
-        dropouts: Dropouts,
         out: Path | None,
         on_round: Callable[[RoundResult], None] | None,
         show: Callable[[RunSnapshot], None] | None,
     ) -> Result:
         """The run from beginning to end."""
-        dropouts.require_sites(list(step_s))
         engine = engine_choice.engine_for(wish, self._sequential, self._versions)
         rounds: list[RoundResult] = []
         file = RoundsFile(out) if out is not None else nullcontext()
 
-        def keep(record: RoundRecord, simulated_s: float) -> None:
-            entry = RoundResult.of(record, simulated_s=simulated_s, wall_s=time.monotonic() - began_s)
+        def keep(record: RoundRecord, simulated_s: float, waited: Waited, spread: Spread) -> None:
+            entry = RoundResult.of(
+                record, simulated_s=simulated_s, wall_s=time.monotonic() - began_s, waited=waited, spread=spread
+            )
             rounds.append(entry)
             if isinstance(file, RoundsFile):
                 file.write(entry)
@@ -220,9 +248,8 @@ class _World:
             pipeline=self._pipeline,
             versions=self._versions,
             engine=engine,
-            step_s=step_s,
+            conditions=conditions,
             labels=labels,
-            dropouts=dropouts,
             on_round=keep,
             show=show,
         )
@@ -238,7 +265,7 @@ class _World:
             name=self._job.job.name,
             status=state.outcome.value,
             reason=state.reason,
-            sites=tuple(step_s),
+            sites=conditions.sites,
             rounds=tuple(sorted(rounds, key=lambda entry: entry.round)),
             manifest=self._manifest,
             model_bytes=bytes(self._newest(state).map),
@@ -275,7 +302,8 @@ def _torch_set_up_for(job: Job) -> Iterator[torch.device]:
     if job.training.threads is None:  # part of the result, so the same for every engine
         torch.set_num_threads(1)
     try:
-        yield device
+        with seeded(job.job.seed, device):  # of the sites' trainings each has its own
+            yield device
     finally:
         torch.set_num_threads(num_threads)
         torch.use_deterministic_algorithms(deterministic)

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ValidationError
 
 from atoll.aggregation import plugins
 from atoll.transport.news import RunNews
+from atoll.transport.tensorboard import TensorBoard
 from atoll.wire.errors import ConfigError
 from atoll.wire.explain import explain
 from atoll.wire.job import Part, Strict
@@ -59,7 +60,7 @@ class JsonLines:
             file.write(line + "\n")
 
 
-BUILT_IN: Final[Mapping[str, type]] = {"json_lines": JsonLines}
+BUILT_IN: Final[Mapping[str, type]] = {"json_lines": JsonLines, "tensorboard": TensorBoard}
 
 
 class Callbacks:

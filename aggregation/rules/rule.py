@@ -7,8 +7,8 @@ step. One rule object serves one worker and holds what it needs between `begin` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeGuard, runtime_checkable
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -71,6 +71,18 @@ class Watching(Protocol):
             AppFailed: the rule is not defined for it; names its setting and what is.
         """
         ...
+
+
+def has_part(rule: LocalRule) -> TypeGuard[Paired]:
+    """Whether a rule is `Paired`; asked in every round of every site, and `isinstance` takes 20 us to look at a protocol."""
+    return hasattr(rule, "settle") and hasattr(rule, "resume")
+
+
+def show(rule: LocalRule, optimizer: Optimizer) -> None:
+    """Shows a rule that is `Watching` the optimizer of the steps to come. Raises AppFailed as it does."""
+    watch: Callable[[Optimizer], None] | None = getattr(rule, "watch", None)
+    if watch is not None:
+        watch(optimizer)
 
 
 def lanes_of(rule: LocalRule) -> tuple[Lane, ...]:

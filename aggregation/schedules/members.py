@@ -6,7 +6,7 @@ Invariant: a schedule that is over does nothing more, and an event that does not
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -80,6 +80,17 @@ class Membership(Generic[S]):
                 return self._committed(state, event)
             case Asked() | Withdrawn():  # of a region's rounds (relayed.py)
                 return state, ()
+
+    def gathered(self, state: S, events: Iterable[Joined]) -> S:
+        """The state when all of these have joined before the run was ready: as one after the other, but in one pass.
+
+        Raises:
+            ValueError: the run is ready, or over.
+        """
+        if state.ready or state.is_over:
+            raise ValueError("only who joins before a run is ready can be taken together with others")
+        weights = dict(state.members) | {event.site: event.max_weight for event in events if self._takes(event)}
+        return _replaced(state, members=tuple(sorted(weights.items())))
 
     def _takes(self, event: Joined) -> bool:
         """Whether this site can be asked at all."""

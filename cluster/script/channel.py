@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from atoll.cluster.messages import LINE_BYTES
 from atoll.cluster.script.messages import FromRelay, Hello, ToRelay, decode, encode
+from atoll.wire.errors import AtollError
 
 EXIT_ORPHANED = 3
 
@@ -55,8 +56,9 @@ class Channel:
             with self._connection.makefile("rb") as lines:
                 while line := lines.readline(LINE_BYTES):
                     self._received.put(decode(line))  # type: ignore[arg-type]  # a relay sends nothing else
-        except OSError:
-            pass
+        except (OSError, AtollError) as error:
+            if not self._is_left:
+                print(f"atoll: {error}", file=sys.stderr, flush=True)
         if not self._is_left:
             self._orphaned()
 

@@ -52,7 +52,8 @@ def join(
         NotAllowed: the script is another one than the run's.
         RunEnded: the run ended before it began here.
     """
-    every = (optimizers,) if isinstance(optimizers, Optimizer) else tuple(optimizers)
+    given = (optimizers,) if isinstance(optimizers, Optimizer) else tuple(optimizers)
+    every = tuple(_innermost(optimizer) for optimizer in given)
     _check(every, examples, clip)
     part = open_part()
     return Joined(part, model, every, examples, clip)
@@ -200,6 +201,13 @@ class Joined:
                         bound="every_steps",
                     )
                 )
+
+
+def _innermost(optimizer: Any) -> Any:
+    """The optimizer inside what accelerate or Lightning put around it, whose step is the one that is made."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    return optimizer
 
 
 def _steps_of(part: Part, round_: int) -> int:

@@ -200,8 +200,9 @@ class Part:
         )
 
     def fail(self, error: AtollError, key: str = "prepare") -> NoReturn:
-        """Tells the agent why a request comes to nothing, and raises it here too."""
+        """Tells the agent why a request comes to nothing, leaves, and raises it here too."""
         self.channel.send(Failed.of(key, error))
+        self.channel.leave()
         raise error
 
     # ---------------------------------------------------------------------------------------------------------------

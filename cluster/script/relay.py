@@ -56,7 +56,7 @@ class Relay:
     # --- the agent --------------------------------------------------------------------------------------------------
 
     def asked(self, request: messages.Request) -> None:
-        """Act on a request of the agent."""
+        """Act on a request of the agent, but for Close: then the line ends, and whoever holds it sees."""
         match request:
             case Prepare():
                 if self.prepare is None:  # of one run, whose job never changes
@@ -79,9 +79,7 @@ class Relay:
                     self.task = None
                 if self.mask is not None and self.mask.key == key:
                     self.mask = None
-            case messages.Close():
-                pass  # the line ends, and whoever holds it sees
-            case _:
+            case messages.Evaluate() | messages.Describe():
                 text = f"{request.kind} in a run of a script, which trains and does nothing else"
                 self._refuse(request.key, Malformed(text, field="kind", value=request.kind))
 
@@ -111,21 +109,21 @@ class Relay:
                     self._said(self.processes[rank], message)
         except (OSError, ValueError, AtollError):
             _log.exception("process %s of the script", rank)
+        except asyncio.CancelledError:
+            pass  # this command ends
         finally:
             writer.close()
             if rank is not None and rank in self.processes and self.processes[rank].writer is writer:
                 del self.processes[rank]
                 self.has_left = True
-                await asyncio.sleep(GRACE_S)
-                self.is_broken = self.has_left
-                self._end_left()
+                asyncio.get_running_loop().call_later(GRACE_S, self._wait_no_longer)
 
     def _greet(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
         if self.has_left:  # torchrun has started all of them anew: what is left of the old ones ends
             for process in self.processes.values():
                 process.writer.close()
             self.processes.clear()
-            self.has_left = self.is_broken = False
+            self.has_left = self.is_broken = self.is_writing = False
             self.given = None
         self.processes[hello.rank] = process = _Process(hello.rank, hello.world_size, writer)
         if self.over is not None:
@@ -256,6 +254,10 @@ class Relay:
     def _end_all(self) -> None:
         for process in self.processes.values():
             _tell(process, Over(reason=self.over or "the run is over", together=True))
+
+    def _wait_no_longer(self) -> None:
+        self.is_broken = self.has_left
+        self._end_left()
 
     def _end_left(self) -> None:
         """A process is gone for good: those that wait for it hear so. One that is in the middle of its steps comes later."""

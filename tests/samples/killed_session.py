@@ -18,8 +18,10 @@ def die() -> None:
 
 
 def server(folder: Path, phase: str, nth: int) -> None:
+    from atoll.client.region import join_region
     from atoll.server.main import run_server
     from atoll.server.secure_held import HeldSession
+    from atoll.server.steps import unobserved
 
     say_all, left = HeldSession._say_all, nth
 
@@ -31,7 +33,7 @@ def server(folder: Path, phase: str, nth: int) -> None:
         say_all(self)
 
     HeldSession._say_all = told  # type: ignore[method-assign]
-    run_server(folder)
+    run_server(folder, unobserved, join_region)
 
 
 def site(folder: Path, step: str, *, answers: bool) -> None:

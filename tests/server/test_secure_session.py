@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from samples.masked_run import terms_of
 from samples.secagg_session import LANES, Session, inputs, plan_of
 
+from atoll.privacy.secagg.aggregator import AggregatorState
 from atoll.privacy.secagg.agreement import Terms
 from atoll.server.secure_session import At, SecureSession, survivors_in
 from atoll.wire import control_pb2 as pb
@@ -106,6 +107,23 @@ def say(session: SecureSession, site: int, kind: str, data: bytes) -> None:
 
 
 BEGINNINGS = {phase: played(phase) for phase in PHASES}
+
+
+def test_on_a_harary_graph_a_site_is_handed_the_confirmations_of_its_neighbours() -> None:
+    found, _ = terms_of(200)
+    plan, everybody = found.plan, range(200)
+    assert not plan.parameters.complete
+    heard = AggregatorState(
+        inputs=dict.fromkeys(everybody, b"root"),
+        survivors=b"all",
+        confirmed={site: site.to_bytes(2, "big") for site in everybody},
+    )
+    session = SecureSession(terms=found, at=At.UNMASKING, said=heard, ring=bytes(32))
+    for site in (0, 77, 199):
+        [step] = session.steps_for(site)
+        handed = list(step["confirmations"].confirmed)  # type: ignore[attr-defined]
+        assert handed == [other.to_bytes(2, "big") for other in sorted(plan.neighbours(site, bytes(32)))]
+        assert plan.parameters.threshold <= len(handed) == plan.parameters.degree < 199
 
 
 def test_what_one_site_signed_is_not_taken_from_another() -> None:

@@ -183,15 +183,20 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize("phase", ["shares", "confirmations"])
-def test_a_server_killed_in_the_sessions_of_groups_ends_with_the_same_model(tmp_path: Path, phase: str) -> None:
-    whole, _, _ = both(tmp_path / "whole", GROUPED, list(EIGHT), rounds=2, labels=EIGHT)
-    job = job_of(GROUPED, rounds=2)
-    sites = sites_of(job, tmp_path / "sites", list(EIGHT), EIGHT)
+@pytest.mark.parametrize("parts", ["groups", "buckets"])
+def test_a_server_killed_in_the_sessions_of_parts_ends_with_the_same_model(
+    tmp_path: Path, parts: str, phase: str
+) -> None:
+    strategy, names = (GROUPED, list(EIGHT)) if parts == "groups" else (BUCKETED, NINE)
+    labels = EIGHT if parts == "groups" else None
+    whole, _, _ = both(tmp_path / "whole", strategy, names, rounds=2, labels=labels)
+    job = job_of(strategy, rounds=2)
+    sites = sites_of(job, tmp_path / "sites", names, labels)
     first = Server(tmp_path, job, sites)
 
     async def killed() -> None:
         running = asyncio.ensure_future(first.run())
-        while sum(site.heard.count(phase) for site in sites.values()) < 5:  # in one group at least some more are done
+        while sum(site.heard.count(phase) for site in sites.values()) < 5:  # in one part at least some more are done
             await asyncio.sleep(0.001)
         first.dead = True
         running.cancel()

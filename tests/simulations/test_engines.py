@@ -103,7 +103,9 @@ def test_processes_give_the_bytes_of_one(name: str) -> None:
     strategy, options = CASES[name]
     if "steps" in strategy.get("schedule", {}):
         strategy = {**strategy, "work": {"batch_size": 8}}
-    job = points_job(rounds=4, **strategy) | {"evaluation": {"sites": True, "server": "local" not in strategy}}
+    job: dict[str, Any] = points_job(rounds=4, **strategy) | {
+        "evaluation": {"sites": True, "server": "local" not in strategy}
+    }
     if name == "difference":
         job["job"]["sites"] = [f"site-{number}" for number in range(1, SITES + 1)]
     one, several = run("sequential", job, **options), run("processes", job, processes=3, **options)

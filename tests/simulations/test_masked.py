@@ -148,13 +148,25 @@ def test_sums_of_sessions_that_sites_drop_out_of_are_exact(
     assert all(torch.isfinite(tensor.float()).all() for tensor in result.model.values())
 
 
+def test_sites_drop_out_of_sessions_by_lots_of_their_own() -> None:
+    """With one seed for both, a site that was there with its update would else be there to the end."""
+    lots = Dropouts(share=0.25, seed=1)
+    job = masked(points_job(rounds=6, min_sites=20, **LOCAL))
+    job["strategy"]["schedule"]["quorum"] = 5
+    result = run(job, sites=20, source={"num_train": 800}, dropouts=lots, session_dropouts=lots)
+    there = [entry.secure["sites"] for entry in result.rounds]
+    assert len(set(there)) > 1
+    assert max(there) < 20
+    assert 5 < sum(len(entry.secure["dropped"]) for entry in result.rounds) < 30  # of about 90, 3 phases of 4
+
+
 def test_too_few_survivors_publish_nothing() -> None:
     job = masked(points_job(**LOCAL), fewest_survivors=6)
-    always = Dropouts(by_site={"site-2": 1.0})
+    always = Dropouts(by_site=dict.fromkeys(("site-2", "site-4", "site-5"), 1.0))
     result = atoll.simulate(job, app=Points, sites=SITES, source={}, session_dropouts=always)
     assert result.status == "failed"
     assert "none of 3 sessions of secure aggregation came to its end" in result.reason
-    assert "site-2" in result.reason
+    assert "(dropped out)" in result.reason
     assert not result.rounds
 
 

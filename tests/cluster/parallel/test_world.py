@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import pytest_asyncio
-from samples.bench import MakeBench
+from samples.bench import Bench, MakeBench
 
 from atoll.cluster.run_session import RunSession
 from atoll.cluster.sessions import open_session
@@ -20,6 +20,7 @@ from atoll.wire.errors import AppFailed, BadUpdate, ConfigError
 from atoll.wire.job import parse_job
 
 DDP = {"dp_replicate": 2, "timeouts": {"start": 120, "collective": 60}}
+FSDP = {"dp_shard": 2, "timeouts": {"start": 120, "collective": 60}}
 
 
 @pytest_asyncio.fixture
@@ -57,14 +58,8 @@ async def test_a_world_does_what_a_worker_does_and_ends_with_a_rank_that_dies(
     assert bench.update("again") == bench.update("update")
     assert family(worker) == below
 
-    # The masked input of a session is that of the same update at a site of one process.
     assert trained.num_values > 0
-    masked = await worker.mask(bench.mask())
-    session = open_session(bench.prepare("north"))
-    assert isinstance(session, RunSession)
-    alone = session.mask(bench.mask("alone"), lambda done, total: None)
-    assert (masked.sha256_hex, masked.crc32) == (alone.sha256_hex, alone.crc32)
-    assert bench.update("masked") == bench.update("alone")
+    await require_masked_as_alone(worker, bench)
     assert family(worker) == below
 
     os.kill(ranks_of(below)[1], signal.SIGKILL)
@@ -162,3 +157,21 @@ async def gone(pids: list[int], within_s: float = 15.0) -> bool:
             return True
         await asyncio.sleep(0.1)
     return False
+
+
+async def require_masked_as_alone(worker: WorkerProcess, bench: Bench) -> None:
+    """The masked input of a session is that of the same update at a site of one process."""
+    masked = await worker.mask(bench.mask())
+    session = open_session(bench.prepare("north"))
+    assert isinstance(session, RunSession)
+    alone = session.mask(bench.mask("alone"), lambda done, total: None)
+    assert (masked.sha256_hex, masked.crc32) == (alone.sha256_hex, alone.crc32)
+    assert bench.update("masked") == bench.update("alone")
+
+
+@pytest.mark.chaos
+async def test_sharded_ranks_send_the_masked_bytes_of_one_process(worker: WorkerProcess, make_bench: MakeBench) -> None:
+    bench = make_bench(work={"epochs": 1, "batch_size": 7})
+    await worker.prepare(bench.prepare("north", parallel=FSDP))
+    await worker.train(bench.train("update"))
+    await require_masked_as_alone(worker, bench)

@@ -39,6 +39,23 @@ def test_every_pattern_of_drops_of_five_sites(pattern: tuple[int, ...]) -> None:
     assert not found.liars
 
 
+@pytest.mark.chaos
+def test_every_pattern_of_drops_of_each_of_five_sites() -> None:
+    """All 3,125 of them, whoever is first on the list."""
+    plan = plan_of(5)
+    values, come_out = inputs(plan), 0
+    for pattern in itertools.product(range(len(PHASES) + 1), repeat=5):
+        there = {phase: {site for site in range(5) if pattern[site] > place} for place, phase in enumerate(PHASES)}
+        if min(len(sites) for sites in there.values()) < plan.parameters.threshold:
+            with pytest.raises((NotAllowed, TooFewSites)):
+                run(plan, values, **there).result()
+            continue
+        sums, _ = run(plan, values, **there).result()
+        assert as_integers(sums) == naive_sum(values, there["sends"]), pattern
+        come_out += 1
+    assert come_out == 10 * 16 + 5 * 4 + 1  # three, four or five sites stay to the end
+
+
 @pytest.mark.parametrize("threat", ["active", "semi-honest"])
 @pytest.mark.parametrize(
     ("num_sites", "corrupt"), [(20, 0.1), (20, 0.34), pytest.param(100, 0.1, marks=pytest.mark.chaos)]
