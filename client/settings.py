@@ -201,12 +201,10 @@ device = "auto"
 # [parallel]
 # dp_shard = -1
 
-# Where these processes run, if not on this machine: "slurm", "mpirun", "jobset" or "trainjob" (docs/parallel.md).
+# Where these processes run: "local" is this machine; "mpirun", "slurm", "jobset" and "trainjob" need more keys, and a
+# device above that is not "auto" (docs/parallel.md). `atoll site world --dry-run` shows what comes of it.
 # [world]
-# launcher = "slurm"
-# nodes = 2
-# processes_per_node = 8
-# address = "10.0.0.5"
+# launcher = "local"
 """
 
 
