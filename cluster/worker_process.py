@@ -152,6 +152,7 @@ class WorkerProcess:
     async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Start the process and wait until it has connected. Raises WorkerDied where it ends or takes longer."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._is_killed = False  # of the process before
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as cleanup:
             path = self._socket_path(cleanup)
