@@ -70,10 +70,20 @@ def told(result: Result) -> list[dict[str, Any]]:
     return [{**entry.record(), "wall_s": None} for entry in result.rounds]
 
 
+@pytest.fixture(autouse=True)
+def others() -> None:
+    """Children that tests of other modules have left to this process."""
+    OTHERS.clear()
+    OTHERS.update(children())
+
+
 def children() -> set[int]:
-    return {int(pid) for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
+    """Those that the test has started."""
+    found = {int(pid) for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
+    return found - OTHERS
 
 
+OTHERS: set[int] = set()
 QUORUM = {"kind": "rounds", "min": SITES, "quorum": 2, "deadline": "40s"}
 UNEVEN = Speeds(step_s=1.0, spread=1.5, seed=3)  # some of the sites come too late, others drop out
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
