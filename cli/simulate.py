@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from atoll.simulations.results import Result
     from atoll.wire.runs_pb2 import RunSnapshot
 
+DEFAULT_OUT = Path("simulation-out")
+
 KeyValues = Annotated[
     list[str] | None,
     typer.Option(
@@ -118,8 +120,24 @@ def simulate(
         int | None, typer.Option("--processes", min=1, show_default="one for each core", help="How many there are.")
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder for rounds.jsonl and model.safetensors.")
-    ] = Path("simulation-out"),
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            show_default="simulation-out",
+            help="Folder for rounds.jsonl and model.safetensors.",
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume", metavar="DIR", help="Go on with the run that was interrupted there, with the same options."
+        ),
+    ] = None,
+    resumable: Annotated[
+        bool,
+        typer.Option("--resumable/--no-resumable", help="Keep in --out what a run that is interrupted can go on from."),
+    ] = True,
     preview: Annotated[
         bool,
         typer.Option("--preview", help="Show how the data would lie over the sites, draw it into --out, and end."),
@@ -130,7 +148,7 @@ def simulate(
     """Run a job with simulated sites.
 
     The same job, app, strategy and server logic as a deployment, without a network: with equal seeds, data and survivors
-    the model has the same bytes. Ctrl-C ends it; rounds and model so far stay in --out. With --json the result is one
+    the model has the same bytes. Ctrl-C interrupts it; it goes on with --resume DIR in place of --out. With --json the result is one
     line on stdout.
 
     \b
@@ -139,6 +157,7 @@ def simulate(
       atoll simulate job.toml --sites 20 --data path=central.npz --partition classes --classes 2 --preview
       atoll simulate job.toml --sites 3 --data 'path=data/{site}.npz' --json | jq .metrics
       atoll simulate job.toml --sites 50 --step-seconds 0.01 --stragglers 0.1 --network up_mbit_s=10
+      atoll simulate job.toml --sites 100 --data path=central.npz --resume simulation-out
       atoll simulate job.toml --sites 20 --label region=north,south --dropout 0.1
     """
     from atoll.cli import pairs
@@ -149,6 +168,7 @@ def simulate(
     from atoll.simulations.clock import Speeds
     from atoll.simulations.devices import Availability, Network
     from atoll.simulations.dropouts import Dropouts
+    from atoll.simulations.keeping import is_kept
     from atoll.simulations.opening import job_with
     from atoll.simulations.preview import preview as draw
     from atoll.simulations.simulate import simulate as run
@@ -160,8 +180,10 @@ def simulate(
     spread_by = Partition(kind=partition, alpha=alpha, shards_each=shards, classes_each=classes, seed=partition_seed)  # type: ignore[arg-type]  # it says what it takes
     given = job_with(job, changed) if (changed := pairs.table(changes, "--set")) else job
     if preview:
-        show_preview(draw(given, sites=sites, source=source, partition=spread_by, home=home), out, as_json=as_json)
+        drawn = draw(given, sites=sites, source=source, partition=spread_by, home=home)
+        show_preview(drawn, out or DEFAULT_OUT, as_json=as_json)
         return
+    folder = resume or out or DEFAULT_OUT
     callbacks, reader = Callbacks(load_settings(home or default_home()).callbacks), SnapshotReader()
     view = open_view()
 
@@ -189,21 +211,25 @@ def simulate(
             engine=engine,  # type: ignore[arg-type]  # as partition
             processes=processes,
             session_dropouts=Dropouts(share=session_dropout, seed=partition_seed),
-            out=out,
+            out=out or (DEFAULT_OUT if resume is None else None),
+            resumable=resumable,
+            resume=resume,
             show=show,
             home=home,
         )
     except KeyboardInterrupt:
         view.close()
-        note(f"interrupted; the rounds that were committed are in {out}/rounds.jsonl, the last model beside it")
+        note(f"interrupted; the rounds that were committed are in {folder}/rounds.jsonl, the last model beside it")
+        if is_kept(folder):
+            note(f"go on with the same command and --resume {folder} in place of --out")
         raise
     finally:
         view.close()
         callbacks.close()
     if as_json:
-        print_json({**result.record(), "out": str(out)})
+        print_json({**result.record(), "out": str(folder)})
     else:
-        print("\n".join(_lines(result, out)))
+        print("\n".join(_lines(result, folder)))
     if result.status != "finished":
         note(f"atoll: the run is {result.status}: {result.reason}")
         raise typer.Exit(ExitCode.NOT_FINISHED)

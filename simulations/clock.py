@@ -85,6 +85,16 @@ class Clock:
         self._count += 1
         heapq.heappush(self._due, (self.now_s + after_s, self._count, what))
 
+    @property
+    def standing(self) -> tuple[float, int, Sequence[tuple[float, int, Any]]]:
+        """The time, how often something was set, and what is due: all that there is."""
+        return self.now_s, self._count, self._due
+
+    def restore(self, now_s: float, count: int, due: Iterable[tuple[float, int, Any]]) -> None:
+        """Go on from what `standing` gave."""
+        self.now_s, self._count, self._due = now_s, count, list(due)
+        heapq.heapify(self._due)
+
     def next(self) -> Any:
         """What is due next; time passes until then. None where nothing is."""
         if not self._due:

@@ -79,6 +79,11 @@ class RoundResult:
             wall_s=wall_s,
         )
 
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> RoundResult:
+        """What `record` gave."""
+        return cls(**{**values, "waited": Waited(**values["waited"])})
+
     def metric(self, name: str) -> float | None:
         """A metric of the version that this round made: at the server where it was judged there, else at the sites."""
         return self.server.get(name, self.evaluate.get(name))
@@ -152,12 +157,12 @@ class Result:
 class RoundsFile:
     """`rounds.jsonl`: one line a round, written when its metrics are in. Use with `with`."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises LocalError where the file cannot be made."""
+    def __init__(self, folder: Path, *, goes_on: bool = False) -> None:
+        """A new file, or one that goes on after the lines that are there. Raises LocalError where it cannot be made."""
         self._path = folder / ROUNDS_FILE
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file: IO[str] = self._path.open("w")
+            self._file: IO[str] = self._path.open("a" if goes_on else "w")
         except OSError as error:
             raise LocalError(f"{self._path}: cannot be written: {error.strerror}") from None
 

@@ -45,12 +45,13 @@ from atoll.server.run_state import (
 )
 from atoll.server.secure_events import SecureEvent
 from atoll.server.summary import RunSummary
-from atoll.simulations.clock import Clock
 from atoll.simulations.conditions import Conditions
 from atoll.simulations.engine import Engine
+from atoll.simulations.keeping import Keeper, Kept
 from atoll.simulations.masked import MaskedWork
+from atoll.simulations.standing import Standing
 from atoll.simulations.versions import Versions, server_path, site_path
-from atoll.simulations.waits import Waited, Waits
+from atoll.simulations.waits import Waited
 from atoll.wire.errors import BadUpdate, RemoteError, TooFewSites, to_detail
 from atoll.wire.runs_pb2 import RoundRecord, RunSnapshot
 
@@ -77,31 +78,30 @@ class SimulatedRun:
         labels: Labels,
         on_round: OnRound,
         show: Callable[[RunSnapshot], None] | None,
+        keeper: Keeper | None = None,
+        kept: Kept | None = None,
     ) -> None:
         """
         Args:
             conditions: of the sites that take part, in the order of their joining.
             on_round: called once for each committed round, when its evaluations are in.
             show: called with the run as it stands, a few times a second.
+            keeper: keeps each committed round, for a later process to go on from.
+            kept: what an earlier one has kept of this run, which goes on from there.
         """
         self.state: RunState = begin(plan)
-        self.clock = Clock()
+        self._now = Standing()
         self.summary = RunSummary(row, plan.num_rounds)
         self.summary.show(complete=pipeline.complete)
         self._plan, self._pipeline, self._versions, self._engine = plan, pipeline, versions, engine
         self._conditions, self._labels = conditions, labels
         self._on_round, self._show = on_round, show
+        self._keeper, self._kept = keeper, kept
         self._fragments = engine.fragments
-        self._timers: dict[str, int] = {}  # those that are set, by the number of the setting
-        self._settings = 0
         self._update = memoryview(b"")  # the one that came last
         self._pending: deque[Callable[[], RunEvent | None]] = deque()  # what is done before time passes
         self._committed_s: dict[int, float] = {}  # simulated time of rounds that are not told of yet
-        self._bytes = (0, 0)  # up, down
-        self._has: dict[str, int] = {}  # version that each site has fetched last
-        self._fetched: dict[str, int] = {}  # bytes whose time is not counted yet, by site
         self._shown_s = 0.0
-        self._waits = Waits()
         # What people see beside a round is simulated time where there is any, else that of this machine.
         self._timed = conditions.timed
 
@@ -114,8 +114,12 @@ class SimulatedRun:
         """
         schedule, sites = self._plan.schedule, self._conditions.sites
         selective = schedule if isinstance(schedule, Selective) else None
-        self.state = gathered(self._plan, self.state, [*filter(None, (self._join(s, selective) for s in sites))])
-        self._tell(Ready())
+        joined = [*filter(None, (self._join(s, selective) for s in sites))]
+        self.state = gathered(self._plan, self.state, joined)
+        if self._kept is None:
+            self._tell(Ready())
+        else:
+            self._go_on(self._kept)
         while self.state.phase is not Phase.ENDED:
             event = self._pending.popleft()() if self._pending else self._next()
             if event is not None:
@@ -124,6 +128,26 @@ class SimulatedRun:
             self._hand_on(number)
         self._look(at_once=True)
         return self.state
+
+    @property
+    def simulated_s(self) -> float:
+        """Simulated seconds since the run began."""
+        return self._now.clock.now_s
+
+    def _go_on(self, kept: Kept) -> None:
+        """Stand where the last committed round was made durable, and do what followed from its commit."""
+        *before, committed = kept.events
+        assert isinstance(committed, Committed)  # with it the run was kept
+        for event in before:
+            self.state, _ = advance(self._plan, self.state, event)
+        self._now = kept.standing
+        self.summary.restore(kept.rows)
+        self._committed_s[committed.round] = self._now.clock.now_s
+        _, actions = advance(self._plan, self.state, committed)
+        for action in actions:
+            if isinstance(action, WithdrawTask) and self._keeper is not None:  # it may have been begun, by a process
+                self._keeper.forget(action.task.site, action.task.given_in)
+        self._after(committed)
 
     def _join(self, site: str, schedule: Selective | None) -> Joined | None:
         """A site that the schedule cannot ask is not offered the run, as in a deployment."""
@@ -140,6 +164,8 @@ class SimulatedRun:
         if state is self.state:
             return
         self.state = state
+        if self._keeper is not None:
+            self._keeper.note(event)
         if isinstance(event, UpdateAccepted) and (round_ := state.rounds.get(event.round)) is not None:
             self._pipeline.fold(round_, event.site, event.weight, self._update)
         self._observe(event)
@@ -150,14 +176,14 @@ class SimulatedRun:
 
     def _next(self) -> RunEvent | None:
         """What happens next in simulated time; None where it concerns nobody any more."""
-        due = self.clock.next()
+        due = self._now.clock.next()
         if isinstance(due, Task):
             return self._arrive(due)
         if due is None:
             open_ = ", ".join(sorted(self.state.tasks)) or "none"
             raise TooFewSites(f"the run waits, and nothing is under way that could end the wait (open tasks: {open_})")
         name, setting = due
-        return TimerFired(name=name) if self._timers.get(name) == setting else None
+        return TimerFired(name=name) if self._now.timers.get(name) == setting else None
 
     def _arrive(self, sent: Task) -> RunEvent | None:
         """Train, and hand in the update; nothing where the task was taken back, or given again."""
@@ -176,9 +202,9 @@ class SimulatedRun:
             return TaskLost(task=task.task, attempt=task.attempt, site=task.site, reason=error.message)
         self._update = update
         staleness = self.state.version - task.base_version
-        self._waits.came(task.task, task.site, task.round, self.clock.now_s, staleness)
+        self._now.waits.came(task.task, task.site, task.round, self._now.clock.now_s, staleness)
         masked = self._plan.masked  # then all that is known of it stays with its site until the round's sessions
-        self._bytes = (self._bytes[0] + (0 if masked else len(update)), self._bytes[1])
+        self._now.num_bytes = (self._now.num_bytes[0] + (0 if masked else len(update)), self._now.num_bytes[1])
         self.summary.site_is(task.site, "accepted")
         return UpdateAccepted(
             task=task.task,
@@ -198,7 +224,7 @@ class SimulatedRun:
             metrics = self._engine.evaluate(task.site, self._judging(task))
         except RemoteError as error:
             return TaskLost(task=task.task, attempt=task.attempt, site=task.site, reason=error.message)
-        self._waits.judged(task.round, metrics)
+        self._now.waits.judged(task.round, metrics)
         return SiteEvaluated(task=task.task, attempt=task.attempt, site=task.site, metrics=metrics)
 
     def _still_asked(self, sent: Task) -> Task | None:
@@ -248,7 +274,7 @@ class SimulatedRun:
         match action:
             case OpenRound(round=round_):
                 self._pipeline.open_round(round_)
-                self.summary.round_opened(round_.number, self._now_s, self._bytes)
+                self.summary.round_opened(round_.number, self._now_s, self._now.num_bytes)
                 self.summary.set_status("running")
             case SendTask(task=task):
                 self._send(task)
@@ -278,30 +304,30 @@ class SimulatedRun:
         self._fetch(task)
         self.summary.site_is(task.site, "training")
         # A version that was fetched to be judged has taken no time yet.
-        now_s, down_bytes = self.clock.now_s, self._fetched.pop(task.site, 0)
+        now_s, down_bytes = self._now.clock.now_s, self._now.fetched.pop(task.site, 0)
         after_s = self._conditions.task_s(task, self._engine.num_steps, now_s=now_s, down_bytes=down_bytes)
-        self._waits.given(task.task, now_s)
-        self.clock.set(after_s, task)
+        self._now.waits.given(task.task, now_s)
+        self._now.clock.set(after_s, task)
         if self._conditions.failure(task) is None:
-            self._engine.expect(task.site, self._training(task), self.clock.now_s + after_s)
+            self._engine.expect(task.site, self._training(task), self._now.clock.now_s + after_s)
 
     def _fetch(self, task: Task) -> None:
         """A site fetches each version once; of one that follows the one that it has, what differs."""
-        version, had = task.base_version, self._has.get(task.site)
+        version, had = task.base_version, self._now.has.get(task.site)
         if had == version:
             return
-        self._has[task.site] = version
+        self._now.has[task.site] = version
         part = part_of_version(self._fragments, version) if had == version - 1 else None
         num_bytes = part.num_bytes if part else self._versions.bytes_of(version)
-        self._bytes = (self._bytes[0], self._bytes[1] + num_bytes)
-        self._fetched[task.site] = self._fetched.get(task.site, 0) + num_bytes
+        self._now.num_bytes = (self._now.num_bytes[0], self._now.num_bytes[1] + num_bytes)
+        self._now.fetched[task.site] = self._now.fetched.get(task.site, 0) + num_bytes
 
     def _arm(self, name: str, after_s: float) -> None:
-        self._timers.pop(name, None)
+        self._now.timers.pop(name, None)
         if after_s > 0:
-            self._settings += 1
-            self._timers[name] = self._settings
-            self.clock.set(after_s, (name, self._settings))
+            self._now.settings += 1
+            self._now.timers[name] = self._now.settings
+            self._now.clock.set(after_s, (name, self._now.settings))
 
     def _commit_if_whole(self) -> None:
         while (round_ := self.state.first_closing()) and not set(round_.closing) & set(self._pipeline.lacks(round_)):
@@ -318,11 +344,18 @@ class SimulatedRun:
             self._tell(Broken(reason=error.message, ours=False))
             return
         if isinstance(self._pipeline, MaskedWork):
-            self._bytes = (self._bytes[0] + self._pipeline.take_bytes(), self._bytes[1])
-        self.summary.round_committed(self.summary.record_of(round_, new.version, self._now_s, self._bytes))
-        self._committed_s[round_.number] = self.clock.now_s
-        self.state, actions = advance(self._plan, self.state, Committed(round=round_.number, version=new.version))
-        self._pipeline.drop(round_.number)
+            self._now.num_bytes = (self._now.num_bytes[0] + self._pipeline.take_bytes(), self._now.num_bytes[1])
+        record = self.summary.record_of(round_, new.version, self._now_s, self._now.num_bytes)
+        self.summary.round_committed(record)
+        self._committed_s[round_.number] = self._now.clock.now_s
+        committed = Committed(round=round_.number, version=new.version)
+        if self._keeper is not None:  # before anybody is asked for more
+            self._keeper.keep(committed, record, self._now, self._versions)
+        self._after(committed)
+
+    def _after(self, committed: Committed) -> None:
+        self.state, actions = advance(self._plan, self.state, committed)
+        self._pipeline.drop(committed.round)
         for action in actions:
             self._act(action)
         self._observe(None)
@@ -341,12 +374,14 @@ class SimulatedRun:
             self._hand_on(number)
 
     def _hand_on(self, number: int) -> None:
-        waited, spread = self._waits.take(number), self._waits.take_spread(number)
+        waited, spread = self._now.waits.take(number), self._now.waits.take_spread(number)
+        if self._keeper is not None:
+            self._keeper.note_record(self.summary.record(number))
         self._on_round(self.summary.record(number), self._committed_s.pop(number), waited, spread)
 
     @property
     def _now_s(self) -> float:
-        return self.clock.now_s if self._timed else time.monotonic()
+        return self._now.clock.now_s if self._timed else time.monotonic()
 
     def _look(self, *, at_once: bool = False) -> None:
         now_s = time.monotonic()

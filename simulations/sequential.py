@@ -48,13 +48,15 @@ class SequentialEngine:
         manifest: Manifest,
         bases: Bases,
         folder: Path,
+        kept: Path,
         seed: int,
     ) -> None:
         """
         Args:
             app, model: of all sites; the model is on its device and holds version 0.
             bases: finds a version by the text that stands for its path.
-            folder: for what sites keep from round to round, and for updates.
+            folder: for updates.
+            kept: for what sites keep from round to round.
             seed: of the sites' secrets of rounding, as `[reproducible]` of site.toml has it.
 
         Raises:
@@ -62,7 +64,7 @@ class SequentialEngine:
             ConfigError: the job cannot be used.
             DiskFull: there is no room for an update.
         """
-        self._job, self._sites, self._seed, self._folder = job, sites, seed, folder
+        self._job, self._sites, self._seed, self._folder, self._kept = job, sites, seed, folder, kept
         self._app, self._model = app, model
         self._stages = len(job.stages) > 1
         self._shared = Shared.of(model, manifest, bases)
@@ -212,7 +214,7 @@ class SequentialEngine:
         return LeanSession.like(session, self._shared)
 
     def _state_folder(self, site: str) -> Path:
-        return self._folder / "sites" / site
+        return self._kept / site
 
     def _reader(self, site: str) -> Callable[[str], Any]:
         return lambda split: self._sites.data(site, split)

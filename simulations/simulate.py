@@ -22,6 +22,7 @@ from atoll.aggregation.strategy import Strategy, resolve
 from atoll.cluster.app import App, build_model
 from atoll.cluster.device import choose_device, set_up_torch
 from atoll.cluster.seeds import seeded
+from atoll.server.models import RunModels
 from atoll.server.pipeline import Pipeline
 from atoll.server.plan import plan_of
 from atoll.server.records import RunRow
@@ -33,6 +34,7 @@ from atoll.simulations.devices import Availability, Network, devices
 from atoll.simulations.dropouts import Dropouts
 from atoll.simulations.engine import Kind
 from atoll.simulations.faults import Fault, Faults, load_faults
+from atoll.simulations.keeping import Keeper, Kept, digest, hindrance, options_of
 from atoll.simulations.lies import LyingSites
 from atoll.simulations.masked import MaskedWork
 from atoll.simulations.opening import app_of, located_job, sites_of
@@ -72,6 +74,8 @@ def simulate(
     engine: Kind = "auto",
     processes: int | None = None,
     out: Path | str | None = None,
+    resumable: bool = True,
+    resume: Path | str | None = None,
     on_round: Callable[[RoundResult], None] | None = None,
     show: Callable[[RunSnapshot], None] | None = None,
     home: Path | None = None,
@@ -100,6 +104,9 @@ def simulate(
         processes: how many there are; one for each core where None.
         session_dropouts: how likely a site drops out of a session of secure aggregation, in a phase drawn by lot.
         out: folder for rounds.jsonl and model.safetensors; nothing is written where None.
+        resumable: whether `out` gets what a run that is interrupted can go on from, at each committed round, where its
+            job allows (`docs/simulations.md`).
+        resume: the `out` of a run that was interrupted, which goes on with the same options; in place of `out`.
         on_round: called with each round when its metrics are in.
         show: called with the run as it stands, a few times a second.
         home: folder of user.toml, as of the other commands.
@@ -108,31 +115,62 @@ def simulate(
         ConfigError: the job, the app's values, the partition, speeds, dropouts or faults cannot be used; names key, value and bound.
         AppFailed: a site has no examples, or the app cannot be built; names the site.
         TooFewSites: the schedule waits for something that cannot happen.
-        LocalError: a file cannot be written, or a device is missing.
+        LocalError: a file cannot be written, what a run goes on from is damaged, or a device is missing.
     """
+    if resume is not None and out is not None:
+        text = f"resume = {resume}, out = {out}: a run goes on in its own folder; leave one of them out"
+        raise ConfigError(text, key="resume", value=str(resume))
     began_s = time.monotonic()
     with located_job(job) as parsed:
         kind, settings = app_of(parsed, app, home)
         source = settings.source(parsed.data_name) if source is None else source
         _require_simulated(parsed, resolve(parsed))
+        hindered = hindrance(parsed)
+        if resume is not None and hindered is not None:
+            raise hindered
         with _torch_set_up_for(parsed) as device:
             found = sites_of(parsed, kind, sites, source, server_source, partition or Partition())
             struck = Faults(load_faults(Path(faults)) if isinstance(faults, Path | str) else faults, found.names)
             if struck.all:
                 found = LyingSites(found, struck, parsed.job.seed, parsed.job.rounds)
+            given_labels = labels(found.names) if callable(labels) else labels or {}
+            measured = devices(
+                found.names,
+                speeds=speeds or Speeds(),
+                network=network or Network(),
+                availability=availability or Availability(),
+                trace=Path(trace) if isinstance(trace, str) else trace,
+            )
+            target = Path(out) if out is not None else None if resume is None else Path(resume)
+            keeper: Keeper | None = None
+            if target is not None and hindered is None and (resumable or resume is not None):
+                options = options_of(
+                    parsed,
+                    {
+                        "app (class)": f"{kind.__module__}.{kind.__qualname__}",
+                        "sites": sites if isinstance(sites, Mapping) else list(found.names),
+                        "data (source)": dict(source),
+                        "server-data (server_source)": server_source or {},
+                        "partition": partition or Partition(),
+                        "speeds (step-seconds, spread, stragglers, slowdown)": speeds or Speeds(),
+                        "network": network or Network(),
+                        "available (availability)": availability or Availability(),
+                        "trace": digest(repr(sorted(measured.items()))),
+                        "label (labels)": given_labels,
+                        "dropout (dropouts)": dropouts or Dropouts(),
+                        "faults": struck.all,
+                        "rounding_seed": rounding_seed,
+                    },
+                )
+                keeper = Keeper(target, options)
+            kept = None if keeper is None or resume is None else keeper.go_on()
             own = found.app(found.names[0])
             model = build_model(own, parsed.job.seed).to(device)
             with _scratch(len(found.names) * manifest_of(model).num_bytes) as folder:
                 wish = engine_choice.wished(engine, processes, parsed, device)
-                world = _World(parsed, found, own, model, folder, rounding_seed, session_dropouts or Dropouts())
+                world = _World(parsed, found, own, model, folder, keeper, rounding_seed, session_dropouts or Dropouts())
                 conditions = Conditions(
-                    devices(
-                        found.names,
-                        speeds=speeds or Speeds(),
-                        network=network or Network(),
-                        availability=availability or Availability(),
-                        trace=Path(trace) if isinstance(trace, str) else trace,
-                    ),
+                    measured,
                     dropouts=dropouts or Dropouts(),
                     faults=struck,
                     updates=world.updates,
@@ -141,8 +179,9 @@ def simulate(
                     wish,
                     began_s=began_s,
                     conditions=conditions,
-                    labels=labels(found.names) if callable(labels) else labels or {},
-                    out=None if out is None else Path(out),
+                    labels=given_labels,
+                    out=target,
+                    kept=kept,
                     on_round=on_round,
                     show=show,
                 )
@@ -181,7 +220,15 @@ class _World:
     """One simulated run, ready to begin."""
 
     def __init__(
-        self, job: Job, sites: Sites, app: App, model: nn.Module, folder: Path, seed: int, drops: Dropouts
+        self,
+        job: Job,
+        sites: Sites,
+        app: App,
+        model: nn.Module,
+        folder: Path,
+        keeper: Keeper | None,
+        seed: int,
+        drops: Dropouts,
     ) -> None:
         _require_one_app(job)
         drops.require_sites(sites.names)
@@ -189,7 +236,7 @@ class _World:
         frozen = frozen_of(model) if parameters == "trainable" else ()
         self._manifest = run_manifest(manifest_of(model, parameters, frozen), strategy.lanes, strategy.local)
         stages = Strategies(job)
-        self._job = job
+        self._job, self._keeper = job, keeper
         self._versions = Versions(folder, "", self._manifest, stages.downloads(self._manifest, job.job.seed))
         with self._versions.create(0, {}) as data:
             write_state(self._manifest, model, data)
@@ -201,8 +248,10 @@ class _World:
             manifest=self._manifest,
             bases=self._versions.named,
             folder=folder,
+            kept=folder / "sites" if keeper is None else keeper.sites,
             seed=seed,
         )
+        self._stages = stages
         self.updates = Updates.of(self._manifest, stages, seed=seed, job_seed=job.job.seed)
         self._pipeline = self._work(strategy, stages, tuple(sites.names), folder, seed, drops)
 
@@ -224,13 +273,19 @@ class _World:
         conditions: Conditions,
         labels: Labels,
         out: Path | None,
+        kept: Kept | None,
         on_round: Callable[[RoundResult], None] | None,
         show: Callable[[RunSnapshot], None] | None,
     ) -> Result:
-        """The run from beginning to end."""
+        """The run from beginning to end, or from where it was kept."""
+        if kept is not None:
+            self._take_over(kept)
+            began_s -= kept.rounds[-1].wall_s if kept.rounds else 0.0
         engine = engine_choice.engine_for(wish, self._sequential, self._versions)
-        rounds: list[RoundResult] = []
-        file = RoundsFile(out) if out is not None else nullcontext()
+        rounds: list[RoundResult] = [] if kept is None else [*kept.rounds]
+        file = RoundsFile(out, goes_on=kept is not None) if out is not None else nullcontext()
+        if self._keeper is not None and kept is None:
+            self._keeper.begin()
 
         def keep(record: RoundRecord, simulated_s: float, waited: Waited, spread: Spread) -> None:
             entry = RoundResult.of(
@@ -252,6 +307,8 @@ class _World:
             labels=labels,
             on_round=keep,
             show=show,
+            keeper=self._keeper,
+            kept=kept,
         )
         with file:
             try:
@@ -259,8 +316,10 @@ class _World:
                 name = engine.name
             finally:  # also on Ctrl-C: what is committed stays
                 engine.close()
-                if out is not None and run.state.version > 0:
+                if out is not None and run.state.version > 0 and self._versions.branches(run.state.version):
                     write_model(out / MODEL_FILE, self._manifest, self._newest(run.state).map)
+        if self._keeper is not None:
+            self._keeper.remove()
         return Result(
             name=self._job.job.name,
             status=state.outcome.value,
@@ -269,11 +328,23 @@ class _World:
             rounds=tuple(sorted(rounds, key=lambda entry: entry.round)),
             manifest=self._manifest,
             model_bytes=bytes(self._newest(state).map),
-            simulated_s=run.clock.now_s,
+            simulated_s=run.simulated_s,
             wall_s=time.monotonic() - began_s,
             first_round_s=rounds[0].wall_s if rounds else None,
             engine=name,
         )
+
+    def _take_over(self, kept: Kept) -> None:
+        """The version with which the run goes on."""
+        strategy = resolve(self._job)
+        assert self._keeper is not None  # it gave what was kept
+        models = RunModels(self._keeper.folder, "", self._manifest)
+        models.prepare()
+        layout = self._stages.fragments(self._manifest).first.whole
+        for branch in kept.branches:
+            schedule: Any = strategy.schedule  # with branches each has an optimizer of its own
+            optimizer = strategy.optimizer if branch is None else schedule.inner_optimizer
+            self._versions.take(kept.version, branch, models, optimizer, layout)
 
     def _newest(self, state: RunState) -> ModelFile:
         return self._versions.open(state.version)

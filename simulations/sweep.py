@@ -180,7 +180,9 @@ def _start(folder: Path, job: Path, run: Variant, options: Sequence[str]) -> _Ru
     try:
         made.mkdir()
         with (made / "stdout").open("wb") as out, (made / LOG_FILE).open("wb") as log:
-            process = subprocess.Popen([*command, "--json", "--out", str(made)], stdout=out, stderr=log)
+            process = subprocess.Popen(
+                [*command, "--json", "--no-resumable", "--out", str(made)], stdout=out, stderr=log
+            )
     except OSError as error:
         raise LocalError(f"{made}: the run cannot be started: {error.strerror}") from None
     return _Running(variant=run, folder=made, process=process)

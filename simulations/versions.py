@@ -132,6 +132,38 @@ class Versions(RunModels):
             if form in self._decoded:
                 self._free.append(self._decoded.pop(form))
 
+    def keep(self, version: int, models: RunModels) -> list[Path]:
+        """Writes a version with its optimizers' states, in all its forms, for a later process; the files.
+
+        Raises:
+            DiskFull, LocalError: they cannot be written.
+        """
+        paths: list[Path] = []
+        for form in [form for form in self._whole if form[0] == version]:
+            branch = form[1]
+            with models.create(version, self._metadata[form], branch=branch) as out:
+                out[:] = memoryview(self._whole[form].data)
+            models.save_optimizer(version, self._optimizers[form], branch)
+            paths += [models.path(version, branch), models.optimizer_path(version, branch)]
+        return paths
+
+    def take(
+        self, version: int, branch: int | None, models: RunModels, optimizer: ServerOptimizer, layout: UpdateLayout
+    ) -> None:
+        """Takes over a form of a version that `keep` has written.
+
+        Raises:
+            LocalError: a file is damaged, or of another model or optimizer.
+        """
+        with models.open(version, branch) as base, self.create(version, dict(base.metadata), branch=branch) as out:
+            self._layout_of.require_same(base.manifest)
+            out[:] = base.map
+        self.save_optimizer(version, models.load_optimizer(version, optimizer, layout, branch), branch)
+
+    def branches(self, version: int) -> list[int | None]:
+        """The forms that there are of a version."""
+        return [branch for number, branch in self._whole if number == version]
+
     def _decode(self, codec: Download, form: _Form) -> _Buffer:
         payload, buffer = bytearray(codec.num_bytes), self._room()
         codec.write(self._whole[form].data, form[0], payload)

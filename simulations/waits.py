@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,19 @@ class Waits:
         for name, (total, count) in metrics.items():
             if count > 0 and math.isfinite(total):
                 self._judged.setdefault(round_, {}).setdefault(name, []).append(total / count)
+
+    def pack(self) -> dict[str, Any]:
+        """All of it, as JSON can hold it."""
+        return asdict(self)
+
+    @classmethod
+    def unpack(cls, values: Mapping[str, Any]) -> Waits:
+        """What `pack` gave."""
+        return cls(
+            _given_s=dict(values["_given_s"]),
+            _came={int(number): [(s, site, age) for s, site, age in came] for number, came in values["_came"].items()},
+            _judged={int(number): judged for number, judged in values["_judged"].items()},
+        )
 
     def take_spread(self, round_: int) -> dict[str, tuple[float, ...]]:
         """By metric that several sites have: the worst site's, the quartiles, and the best's."""
