@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from atoll.cli.app import app
+from atoll.simulations.results import RoundsFile
 from atoll.simulations.run import SimulatedRun
 from atoll.wire.errors import ConfigError
 
@@ -114,3 +115,24 @@ def test_ctrl_c_says_what_is_left(folder: Path, monkeypatch: pytest.MonkeyPatch)
     )  # fmt: skip
     assert done.exit_code != 0
     assert f"interrupted; the rounds that were committed are in {folder}/out/rounds.jsonl" in done.stderr
+
+
+def test_an_interrupted_run_goes_on_with_resume(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    options = ["simulate", str(folder / "job.toml"), "--home", str(folder), "--data", f"path={folder}/central.npz"]
+    out = folder / "out"
+    with monkeypatch.context() as patched:
+        patched.setattr(RoundsFile, "write", interrupted)
+        done = CliRunner().invoke(app, [*options, "--sites", "2", "--out", str(out)])
+    assert done.exit_code == 130
+    assert f"go on with the same command and --resume {out} in place of --out" in done.stderr
+    with pytest.raises(ConfigError, match=r"sites is .*'site-3'\], and the interrupted run had .*'site-2'\]: "):
+        CliRunner().invoke(app, [*options, "--sites", "3", "--resume", str(out)], catch_exceptions=False)
+    done = CliRunner().invoke(app, [*options, "--sites", "2", "--resume", str(out)])
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, f"rounds and model: {out}")
+    assert len((out / "rounds.jsonl").read_text().splitlines()) == 2
+    model = (out / "model.safetensors").read_bytes()
+    assert run(folder, "--sites", "2", "--data", f"path={folder}/central.npz", "--no-resumable")[0] == 0
+    assert (out / "model.safetensors").read_bytes() == model
