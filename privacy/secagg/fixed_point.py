@@ -21,7 +21,7 @@ from atoll.privacy.secagg.masks import KeyStream, Lane
 
 _MAGIC: Final = 1.5 * 2.0**84  # 1.5 * 2^52 in units of 2^32: a float64 beside it keeps its integer in its low half
 _RANDOM: Final = np.dtype("<i4")
-_PART_VALUES: Final = 1 << 16  # 512 KiB as float64
+_PART_VALUES: Final = 1 << 17  # a block of a lane of 32 bits
 
 
 class Quantiser:

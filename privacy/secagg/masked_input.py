@@ -35,7 +35,7 @@ from atoll.wire.errors import BadUpdate
 
 SLICE_VALUES: Final = 1 << 20
 """At most what a thread takes at a time: milliseconds of work beside the microseconds that setting up the ciphers takes."""
-BLOCK_VALUES: Final = 1 << 16
+BLOCK_VALUES: Final = 1 << 17
 """Levels that are quantised and masked before the next ones: `masks.BLOCK_BYTES` of a lane of 32 bits."""
 
 _PAGE_VALUES: Final = 1 << 12
