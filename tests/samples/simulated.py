@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import BaseModel
@@ -47,6 +47,27 @@ class Points(atoll.App):
     def metrics(self, output: Tensor, batch: Any) -> dict[str, tuple[Tensor, float]]:
         correct = output.argmax(dim=1) == batch[1]
         return {"accuracy": (correct.sum(), len(correct))}
+
+
+class Remembering(Points):
+    """The same with an optimizer whose state goes from round to round."""
+
+    keeps_optimizer: ClassVar[bool] = True
+
+    def optimizer(self, params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.Adam(params, lr=0.01)
+
+
+# Strategies by what a site keeps from round to round: parts of the job's table, and other arguments of `simulate`.
+KEEPING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "fedavg": ({}, {}),
+    "scaffold": ({"kind": "scaffold"}, {}),
+    "error-feedback": ({"codec": {"kind": "top_k", "fraction": 0.1}}, {}),
+    "difference": ({"kind": "ef21"}, {}),
+    "own-optimizer": ({}, {"app": Remembering}),
+    "personal": ({"personal": {"kind": "ditto", "lam": 0.1}}, {}),
+    "local": ({"local": ["3.*"]}, {}),
+}
 
 
 def points_job(*, rounds: int = 2, min_sites: int = 6, **strategy: Any) -> dict[str, Any]:

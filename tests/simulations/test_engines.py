@@ -7,14 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
-from samples.simulated import Points, points_job
-from torch import Tensor, nn
+from samples.simulated import KEEPING, Points, Remembering, points_job
+from torch import Tensor
 
 import atoll
 from atoll.simulations import engine_choice
@@ -25,15 +24,6 @@ from atoll.simulations.results import Result
 from atoll.wire.errors import ConfigError, LocalError
 
 SITES = 6
-
-
-class Remembering(Points):
-    """The same with an optimizer whose state goes from round to round."""
-
-    keeps_optimizer: ClassVar[bool] = True
-
-    def optimizer(self, params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.Adam(params, lr=0.01)
 
 
 class Doomed(Points):
@@ -87,13 +77,7 @@ OTHERS: set[int] = set()
 QUORUM = {"kind": "rounds", "min": SITES, "quorum": 2, "deadline": "40s"}
 UNEVEN = Speeds(step_s=1.0, spread=1.5, seed=3)  # some of the sites come too late, others drop out
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "fedavg": ({}, {}),
-    "scaffold": ({"kind": "scaffold"}, {}),
-    "error-feedback": ({"codec": {"kind": "top_k", "fraction": 0.1}}, {}),
-    "difference": ({"kind": "ef21"}, {}),
-    "own-optimizer": ({}, {"app": Remembering}),
-    "personal": ({"personal": {"kind": "ditto", "lam": 0.1}}, {}),
-    "local": ({"local": ["3.*"]}, {}),
+    **KEEPING,
     "fragments": ({"schedule": {"kind": "every_steps", "steps": 4, "min": SITES, "fragments": 2}}, {}),
     "download": ({"codec": {"kind": "int8"}, "download": {"kind": "bfloat16"}}, {}),
     "late-scaffold": ({"kind": "scaffold", "schedule": QUORUM}, {"speeds": UNEVEN, "dropouts": Dropouts(share=0.2)}),

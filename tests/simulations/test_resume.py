@@ -10,14 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-import torch
-from samples.simulated import Points, points_job
-from torch import nn
+from samples.simulated import KEEPING, Points, Remembering, points_job
 
 import atoll
 from atoll.simulations.clock import Speeds
@@ -39,23 +36,8 @@ UNEVEN: dict[str, Any] = {  # some of the sites come too late, others drop out
 }
 
 
-class Remembering(Points):
-    """The same with an optimizer whose state goes from round to round."""
-
-    keeps_optimizer: ClassVar[bool] = True
-
-    def optimizer(self, params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.Adam(params, lr=0.01)
-
-
 STRATEGIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "fedavg": ({}, {}),
-    "scaffold": ({"kind": "scaffold"}, {}),
-    "error-feedback": ({"codec": {"kind": "top_k", "fraction": 0.1}}, {}),
-    "difference": ({"kind": "ef21"}, {}),
-    "own-optimizer": ({}, {"app": Remembering}),
-    "personal": ({"personal": {"kind": "ditto", "lam": 0.1}}, {}),
-    "local": ({"local": ["3.*"]}, {}),
+    **KEEPING,
     "fragments": (
         {
             "schedule": {"kind": "every_steps", "steps": 4, "min": SITES, "fragments": 2},
